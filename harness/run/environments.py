@@ -1,7 +1,8 @@
 """Environments of their own, for loaders and daemons whose packages ask for other versions than this project's.
 
 A loader's section names one by `environment`, and a daemon's module by `ENVIRONMENT`. The script `playbooks/NAME.sh`
-makes it once, in the user's cache, and prints the path of its Python.
+makes it once, in the user's cache, and prints the path of its Python. A daemon's module names the server that it starts
+by `SERVER`, which another such script finds or installs.
 """
 
 from __future__ import annotations
@@ -31,11 +32,24 @@ _LINES: Final = 5
 
 def daemon_environment(module: str) -> str | None:
     """Return the environment that a daemon's module names; None where it runs in the harness's own."""
+    return _named_by(module, "ENVIRONMENT")
+
+
+def _named_by(module: str, attribute: str) -> str | None:
     try:
-        name: str | None = getattr(importlib.import_module(module), "ENVIRONMENT", None)
+        name: str | None = getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return None  # check_daemon refuses it
     return name
+
+
+def servers_of(experiment: Experiment) -> Mapping[str, str]:
+    """Return the names of the servers that daemons start, each with the config key that asks for it."""
+    found: dict[str, str] = {}
+    for loader in experiment.loaders.values():
+        if loader.reads == "stream" and (name := _named_by(str(loader.daemon.get("module")), "SERVER")) is not None:
+            found.setdefault(name, f"loaders.{loader.key}.daemon.module")
+    return found
 
 
 def environments_of(experiment: Experiment) -> Mapping[str, str]:
@@ -66,14 +80,20 @@ def check_environments(experiment: Experiment) -> None:
 
 
 def make_environments(experiment: Experiment, doing: Callable[[str], None]) -> None:
-    """Make the environments that an experiment needs and that are not there; `doing` shows what lasts.
+    """Make the environments and servers that an experiment needs and that are not there; `doing` shows what lasts.
+
+    Servers are installed before they are first started, because that may be while the cost of preparing a dataset is
+    measured. Those of other hosts are not.
 
     Raises TestbedError, which names the key and the script, when one cannot be made.
     """
-    for name, key in environments_of(experiment).items():
-        doing(f"finding or making the environment {name} (playbooks/{name}.sh)")
+    environments = [(name, key, "environment", python_of) for name, key in environments_of(experiment).items()]
+    wanted = servers_of(experiment) if experiment.testbed.kind != "ssh" else {}
+    servers = [(name, key, "server", find_server) for name, key in wanted.items()]
+    for name, key, what, make in [*environments, *servers]:
+        doing(f"finding or making the {what} {name} (playbooks/{name}.sh)")
         try:
-            python_of(name)
+            make(name)
         except TestbedError as error:
             raise TestbedError(f"{key}: {error}") from error
 
@@ -84,8 +104,19 @@ def python_of(name: str | None) -> str:
 
     Without a name it is the harness's own Python. Raises TestbedError when the environment cannot be made.
     """
-    if name is None:
-        return sys.executable
+    return sys.executable if name is None else str(_make(name, "environment", Path.is_file))
+
+
+@cache
+def find_server(name: str) -> Path:
+    """Return what `playbooks/NAME.sh` prints of a server, which it installs where it is not there.
+
+    Raises TestbedError when the server cannot be had.
+    """
+    return _make(name, "server", Path.exists)
+
+
+def _make(name: str, what: str, is_there: Callable[[Path], bool]) -> Path:
     script = PLAYBOOKS / f"{name}.sh"
     # A session's own packages are not the environment's.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -95,11 +126,11 @@ def python_of(name: str | None) -> str:
     how = f"run playbooks/{script.name} by itself, with a network"
     if output is None:
         raise TestbedError(f"playbooks/{script.name}: no end within {_MAKE_S:g} s; {how}")
-    python = output.decode().strip()
-    if child.process.returncode or not Path(python).is_file():
+    made = Path(output.decode().strip())
+    if child.process.returncode or not is_there(made):
         status = f"exit status {child.process.returncode}"
-        raise TestbedError(f"playbooks/{script.name} made no environment: {said or status}; {how}")
-    return python
+        raise TestbedError(f"playbooks/{script.name} made no {what}: {said or status}; {how}")
+    return made
 
 
 def describe_environments(experiment: Experiment) -> Provenance:

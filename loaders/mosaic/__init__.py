@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from loaders.mosaic.loader import MosaicLoader
     from loaders.mosaic.mds import FORM, prepare
-    from loaders.mosaic.options import ENVIRONMENT, DaemonOptions
+    from loaders.mosaic.options import ENVIRONMENT, SERVER, DaemonOptions
     from loaders.shared.objects.keys import make_keys
 
-__all__ = ["ENVIRONMENT", "FORM", "DaemonOptions", "MosaicLoader", "make_keys", "prepare"]
+__all__ = ["ENVIRONMENT", "FORM", "SERVER", "DaemonOptions", "MosaicLoader", "make_keys", "prepare"]
 
 # Imported when asked for: the daemon has no use for torch, which takes seconds to import.
 _MODULES: Final = {
     "ENVIRONMENT": "mosaic.options",
     "FORM": "mosaic.mds",
+    "SERVER": "mosaic.options",
     "DaemonOptions": "mosaic.options",
     "MosaicLoader": "mosaic.loader",
     "make_keys": "shared.objects.keys",

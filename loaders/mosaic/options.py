@@ -14,6 +14,8 @@ from loaders.shared.objects.address import ObjectAddress
 
 ENVIRONMENT: Final = "mosaic"
 """The environment in which the daemon runs and shards are made: playbooks/mosaic.sh."""
+SERVER: Final = "minio"
+"""The server that the daemon starts: playbooks/minio.sh."""
 BUCKET: Final = "joulefeed"
 PREFIX: Final = "mds"
 INDEX: Final = "index.json"

@@ -1,7 +1,7 @@
 """Loading from a Cassandra-compatible database.
 
-Public names: the loader (`NoSQLLoader`), the daemon of an experiment (`DaemonOptions`, `make_keys`, `FORM`, `prepare`),
-and a server of this machine (`CassandraServer`).
+Public names: the loader (`NoSQLLoader`), the daemon of an experiment (`DaemonOptions`, `make_keys`, `FORM`, `SERVER`,
+`prepare`), and a server of this machine (`CassandraServer`).
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from loaders.nosql.form import prepare
     from loaders.nosql.keys import make_keys
     from loaders.nosql.loader import NoSQLLoader
-    from loaders.nosql.options import DaemonOptions
+    from loaders.nosql.options import SERVER, DaemonOptions
     from loaders.nosql.schema import FORM
     from loaders.nosql.server.process import CassandraServer
 
-__all__ = ["FORM", "CassandraServer", "DaemonOptions", "NoSQLLoader", "make_keys", "prepare"]
+__all__ = ["FORM", "SERVER", "CassandraServer", "DaemonOptions", "NoSQLLoader", "make_keys", "prepare"]
 
 # Imported when asked for: the server needs no torch, and a loader no server.
 _MODULES: Final = {
     "FORM": "schema",
+    "SERVER": "options",
     "CassandraServer": "server.process",
     "DaemonOptions": "options",
     "NoSQLLoader": "loader",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loaders.nosql.schema import PORT
 
 LISTEN = f"127.0.0.1:{PORT}"
+SERVER: Final = "cassandra"
+"""The server that the daemon starts: playbooks/cassandra.sh."""
 
 
 class DaemonOptions(BaseModel):

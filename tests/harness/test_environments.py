@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.config.command_line import compose_config
+from harness.config.experiment import experiment_from
 from harness.errors import TestbedError
 from harness.run import environments
 from harness.run.cli import main
@@ -82,3 +84,20 @@ def test_a_script_that_fails_is_told_by_its_last_words(tmp_path: Path, monkeypat
     said = r"playbooks/broken\.sh made no environment: broken: the packages could not be installed; run playbooks"
     with pytest.raises(TestbedError, match=said):
         python_of("broken")
+
+
+@pytest.mark.process
+def test_servers_are_there_before_anything_is_measured(tmp_path: Path) -> None:
+    experiment = experiment_from(compose_config("config", ["+experiment=latency_tightloop"]))
+    said: list[str] = []
+    environments.make_environments(experiment, said.append)
+    assert environments.servers_of(experiment) == {
+        "cassandra": "loaders.nosql.daemon.module",
+        "minio": "loaders.mosaic.daemon.module",
+    }
+    assert said[-2:] == [
+        "finding or making the server cassandra (playbooks/cassandra.sh)",
+        "finding or making the server minio (playbooks/minio.sh)",
+    ]
+    assert any(environments.find_server("cassandra").rglob("*cassandra*.jar"))
+    assert environments.find_server("minio").is_file()
