@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.nosql.form import KEYSPACE, NAME, link_tables, open_form, prepare
+from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
 from loaders.nosql.options import DaemonOptions
@@ -145,16 +145,18 @@ def _serve(arguments: argparse.Namespace) -> None:
         )
     form = open_form(options.root)
     signal.signal(signal.SIGTERM, _end)
-    server = CassandraServer(
-        link_tables(options.root),
-        host,
-        port=port,
-        keys=options.keys,
-        heap_mb=options.heap_mb,
-        disk_access=options.disk_access,
-        removes_home=True,
-    )
-    with server:
+    with (
+        linked_tables(options.root.absolute()) as tables,
+        CassandraServer(
+            tables,
+            host,
+            port=port,
+            keys=options.keys,
+            heap_mb=options.heap_mb,
+            disk_access=options.disk_access,
+            removes_home=True,
+        ) as server,
+    ):
         endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint
         served = {"endpoint": endpoint, "samples": form.samples, "bytes": form.nbytes}
         sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")

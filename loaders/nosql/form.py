@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +25,6 @@ KEYSPACE: Final = "joulefeed"
 NAME: Final = "samples"
 _FORM_FILE: Final = "form.json"
 _TABLES: Final = "data"
-_SERVED: Final = ".serving-"
 _SPARE_BYTES: Final = 2**27
 """Space for two segments of the commit log."""
 
@@ -105,25 +106,48 @@ def open_form(folder: Path) -> Form:
     return found
 
 
-def link_tables(folder: Path) -> Path:
-    """Return a new folder beside this one, or where temporary files lie, with its tables for one server.
+@contextmanager
+def linked_tables(folder: Path) -> Iterator[Path]:
+    """Yield a new folder beside this one, or where temporary files lie, with its tables for one server.
 
     The files with the records, which no server changes, are links where the file system has them; the others are
-    copies. Raises ShardError where there is no room.
+    copies. It is removed at the end, and those beside this one that no process holds are removed now. Raises ShardError
+    where there is no room.
     """
-    try:
+    with ExitStack() as held:
         try:
-            copy = Path(tempfile.mkdtemp(prefix=_SERVED, dir=folder.parent))
+            copy = _make_served(folder, held)
+            shutil.copytree(folder / _TABLES, copy / _TABLES, copy_function=_link)
+        except (OSError, shutil.Error) as error:
+            raise ShardError(f"the tables of {folder} cannot be linked or copied to serve them: {error}") from error
+        yield copy
+
+
+def _make_served(folder: Path, held: ExitStack) -> Path:
+    """Return an empty folder that this process holds, and that is removed with `held`."""
+    beside = f".{folder.name}-served-"
+    with _locked(folder, wait=True):  # so that no other process takes a new folder for one that nobody holds
+        for left in folder.parent.glob(f"{beside}*"):
+            with suppress(OSError), _locked(left, wait=False):
+                shutil.rmtree(left, ignore_errors=True)
+        try:
+            copy = Path(tempfile.mkdtemp(prefix=beside, dir=folder.parent))
         except OSError:  # a folder of somebody else
             copy = Path(tempfile.mkdtemp(prefix="joulefeed-tables-"))
-        try:
-            shutil.copytree(folder / _TABLES, copy / _TABLES, copy_function=_link)
-        except BaseException:
-            shutil.rmtree(copy, ignore_errors=True)
-            raise
-    except (OSError, shutil.Error) as error:
-        raise ShardError(f"the tables of {folder} cannot be linked or copied to serve them: {error}") from error
+        held.callback(shutil.rmtree, copy, ignore_errors=True)
+        held.enter_context(_locked(copy, wait=True))
     return copy
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a folder, which ends with the process; raises BlockingIOError where another one holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _link(source: str, target: str) -> str:

@@ -328,7 +328,9 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
 
 
 def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_path: Path) -> None:
-    form, before = str(prepared.folder), set(prepared.folder.parent.glob(".serving-*"))
+    form, before = str(prepared.folder), set(prepared.folder.parent.glob(".form-served-*"))
+    # Of a server that was lost with its machine: nobody holds it, and the next start removes it.
+    prepared.folder.with_name(".form-served-lost").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refusal("serve", "--root", form, "--listen", f"127.0.0.1:{port}")
@@ -342,7 +344,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_pa
     said = refusal("serve", "--root", form, "--listen", "127.0.0.1:0", env={"CASSANDRA_HOME": str(tmp_path)})
     assert f"CASSANDRA_HOME={tmp_path} has no lib/apache-cassandra-" in said
     assert "manifest.json" in refusal("ingest", "--shards", form)
-    assert set(prepared.folder.parent.glob(".serving-*")) == before
+    assert set(prepared.folder.parent.glob(".form-served-*")) == before
 
 
 def test_what_cannot_be_prepared_or_stored_is_refused_and_a_folder_of_something_else_is_left_as_it_is(
@@ -375,6 +377,6 @@ def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, se
     assert not alive
     deadline = time.monotonic() + GONE_S
     temporary = servers["open"].temporary
-    while left := [*prepared.folder.parent.glob(".serving-*"), *temporary.glob("joulefeed-java-*")]:
+    while left := [*prepared.folder.parent.glob(".form-served-*"), *temporary.glob("joulefeed-java-*")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
