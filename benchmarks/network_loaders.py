@@ -163,7 +163,7 @@ def tight_loop(bench: Bench, name: str) -> Iterator[Line]:
                 theirs.append(bench.rig.iperf(flows=FLOWS, seconds=bench.seconds / 2, omit_s=omit_s))
                 near.append(bench.receive(served, bench.rig.storage, omit_s=1))
             ours_gbit, theirs_gbit, near_gbit = (median(got.gbit for got in each) for each in (ours, theirs, near))
-            bound_gbit, bound = min((theirs_gbit, "iperf3"), (near_gbit, "its server without a link"))
+            bound_gbit, bound = min((theirs_gbit, "iperf3"), (near_gbit, "server and loader without a link"))
             measured = (
                 f"{ours_gbit / bound_gbit:.3f} ({ours_gbit:.3f} Gbit/s, iperf3 {theirs_gbit:.3f}, without a link "
             )
