@@ -114,7 +114,7 @@ def run(
     from harness.errors import HarnessError
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+    print(f"{len(os.sched_getaffinity(0))} CPUs, load {os.getloadavg()[0]:.1f}")
     columns = " ".join(f"{{:<{width}}}" for width in widths) + " {}"
     print(columns.format("demand", "asked", "measured", "verdict"), flush=True)
     benchmark, short = Path(sys.argv[0]).stem, 0
