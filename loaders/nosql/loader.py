@@ -6,6 +6,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from loaders.arguments import check_seconds, check_whole
 from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
@@ -50,6 +53,7 @@ class NoSQLLoader(RecordLoader):
         verify: bool = True,
         decode: Engine = "auto",
         num_threads: int = 2,
+        split: npt.ArrayLike | None = None,
         limit: int | None = None,
         events: Path | str | None = None,
         **keywords: Unpack[LoaderKeywords],
@@ -80,6 +84,7 @@ class NoSQLLoader(RecordLoader):
             decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
                 fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
             num_threads: Threads that decode, or processes of "torch-process" (default: 2).
+            split: Ids of the samples of an epoch, such as `load_split` of loaders.nosql.splits returns (default: all).
             limit: An epoch has the samples whose ids are below it (default: no limit).
             events: File to which ArrivalLog's lines of each connection are appended (default: none).
         """
@@ -124,7 +129,8 @@ class NoSQLLoader(RecordLoader):
         try:
             if events is not None:
                 self._arrivals = ArrivalLog(events, rank=options.rank)
-            self._open(self._database.samples)
+            self._ids = None if split is None else _check_split(split, self._database.samples, limit)
+            self._open(self._database.samples if self._ids is None else len(self._ids))
         except BaseException:
             self.close()
             raise
@@ -134,7 +140,9 @@ class NoSQLLoader(RecordLoader):
 
         assert self._database is not None
         self._database.check_process()
-        return RowFetch(self._database, self._share.order(epoch), epoch, self._prefetch, self._traffic, self._arrivals)
+        order = self._share.order(epoch)
+        ids = order if self._ids is None else self._ids[order]
+        return RowFetch(self._database, ids, epoch, self._prefetch, self._traffic, self._arrivals)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far, those of RecordLoader and these.
@@ -162,3 +170,22 @@ class NoSQLLoader(RecordLoader):
             database.close()
         if self._arrivals is not None:
             self._arrivals.close()
+
+
+def _check_split(split: npt.ArrayLike, samples: int, limit: int | None) -> npt.NDArray[np.int64]:
+    """Return the ids of a split that are below the limit; raises LoaderConfigError for ids of no samples."""
+    ids = np.asarray(split)
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu" or len(np.unique(ids)) < len(ids):
+        raise LoaderConfigError(
+            "split: expected the ids of samples, whole numbers, each once; make splits with the column sample_id as id"
+        )
+    if ids.min() < 0 or ids.max() >= samples:
+        raise LoaderConfigError(
+            f"split: it has ids from {ids.min()} to {ids.max()}, the dataset from 0 to {samples - 1}: name a split of "
+            "this dataset"
+        )
+    found: npt.NDArray[np.int64] = ids.astype(np.int64)
+    found = found if limit is None else found[found < limit]
+    if not len(found):
+        raise LoaderConfigError(f"limit={limit}: the split has no id below it")
+    return found

@@ -111,6 +111,20 @@ def test_batches_are_the_records_that_were_ingested(database, pictures, out_of_o
                 assert label == sample_id % 7
 
 
+def test_an_epoch_of_a_split_has_its_samples_alone(database) -> None:
+    endpoint, split = database.table().endpoint, np.arange(3, COUNT, 4)
+    with load(endpoint, split=split) as loader:
+        assert len(loader) == len(split)
+        assert ids_of(list(loader.epoch(0))) == split.tolist()
+    shares = [load(endpoint, split=split, rank=rank, world_size=2, remainder="uneven") for rank in range(2)]
+    assert ids_of([batch for share in shares for batch in share.epoch(0)]) == split.tolist()
+    for share in shares:
+        share.close()
+    for wrong, message in (([COUNT], f"ids from {COUNT}"), ([1, 1], "each once"), (["a"], "whole numbers")):
+        with pytest.raises(LoaderConfigError, match=message):
+            load(endpoint, split=wrong)
+
+
 def test_a_server_that_is_killed_and_comes_back_costs_time_only(database) -> None:
     with load(database.table().endpoint, timeout_s=60) as loader:
         epoch = loader.epoch(0)
