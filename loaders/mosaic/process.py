@@ -157,7 +157,10 @@ class ReaderProcess:
 
     def _checked(self, message: bytes) -> dict[str, Any]:
         if not message:
-            raise WorkerError(f"{self._process()} {self._child.describe_end(_END_S)}")
+            how, status = self._child.describe_end(_END_S), self._child.process.poll()
+            if status is not None and status < 0:
+                how = f"was killed by signal {-status}"
+            raise WorkerError(f"{self._process()} {how}")
         answer: dict[str, Any] = json.loads(message)
         if "error" not in answer:
             return answer

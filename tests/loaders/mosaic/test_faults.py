@@ -210,7 +210,7 @@ def test_a_reader_or_a_worker_that_is_killed_is_named_and_the_next_epoch_is_whol
         assert len(workers) == 2
         (reader if victim == "reader" else workers[0]).send_signal(signal.SIGKILL)
         named = f"process {reader.pid} that reads s3://joulefeed/mds"
-        how = rf"{named} was killed by SIGKILL" if victim == "reader" else rf"{named}.*pid\D*{workers[0].pid}"
+        how = rf"{named} was killed by signal 9" if victim == "reader" else rf"{named}.*pid\D*{workers[0].pid}"
         with pytest.raises(WorkerError, match=how):
             list(epoch)
         assert ids_of(loader.epoch(1)) == Counter(range(COUNT))
