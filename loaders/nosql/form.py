@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +28,9 @@ _FORM_FILE: Final = "form.json"
 _TABLES: Final = "data"
 _SPARE_BYTES: Final = 2**27
 """Space for two segments of the commit log."""
+_LOCK_S: Final = 30.0
+"""Time for another process to make its folder of links."""
+_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,25 +130,32 @@ def linked_tables(folder: Path) -> Iterator[Path]:
 def _make_served(folder: Path, held: ExitStack) -> Path:
     """Return an empty folder that this process holds, and that is removed with `held`."""
     beside = f".{folder.name}-served-"
-    with _locked(folder, wait=True):  # so that no other process takes a new folder for one that nobody holds
+    with _locked(folder, _LOCK_S):  # so that no other process takes a new folder for one that nobody holds
         for left in folder.parent.glob(f"{beside}*"):
-            with suppress(OSError), _locked(left, wait=False):
+            with suppress(OSError), _locked(left):
                 shutil.rmtree(left, ignore_errors=True)
         try:
             copy = Path(tempfile.mkdtemp(prefix=beside, dir=folder.parent))
         except OSError:  # a folder of somebody else
             copy = Path(tempfile.mkdtemp(prefix="joulefeed-tables-"))
         held.callback(shutil.rmtree, copy, ignore_errors=True)
-        held.enter_context(_locked(copy, wait=True))
+        held.enter_context(_locked(copy, _LOCK_S))
     return copy
 
 
 @contextmanager
-def _locked(folder: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a folder, which ends with the process; raises BlockingIOError where another one holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a folder, which ends with the process; raises BlockingIOError where another one keeps it."""
+    descriptor, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + wait_s
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline:
+                    raise BlockingIOError(error.errno, "another process keeps its lock", str(folder)) from None
+            time.sleep(_LOOK_S)
         yield
     finally:
         os.close(descriptor)
