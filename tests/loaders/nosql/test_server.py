@@ -100,14 +100,16 @@ class Served:
 def test_a_preparation_whose_server_is_killed_before_its_end_is_not_taken_for_whole(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tmp_path / "form"
+
     def ingest_and_kill(*arguments: Any, **named: Any) -> int:
         stored = ingest(*arguments, **named)
-        (java,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "java")
+        below = psutil.Process().children(recursive=True)
+        (java,) = (one for one in below if one.name() == "java" and str(folder) in " ".join(one.cmdline()))
         java.kill()
         java.wait(GONE_S)
         return stored
 
-    folder = tmp_path / "form"
     with monkeypatch.context() as patch, pytest.raises(DatabaseServerError, match="before its tables were written"):
         patch.setattr("loaders.nosql.form.ingest", ingest_and_kill)
         prepare(shards, folder, lambda count, total: None)
