@@ -10,6 +10,18 @@ lock() {
   flock -n 9 || { say "another run is making it; waiting for that run"; flock 9; }
 }
 
+# Installs system packages where that is allowed.
+packages() {  # packages NAME...
+  if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
+  if ! command -v apt-get >/dev/null 2>&1 || { [ -n "$as_root" ] && ! sudo -n true 2>/dev/null; }; then
+    fail "needed and not found: $*; as root: apt-get install -y --no-install-recommends $*"
+  fi
+  say "apt-get install $*"
+  $as_root apt-get update -qq >/dev/null || say "the package lists could not be renewed; going on with the old ones"
+  $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+    fail "that failed; install them by hand: $*"
+}
+
 # Makes the environment, empty, and installs what is named as for pip.
 make_environment() {
   say "making the environment in $home"

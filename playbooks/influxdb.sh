@@ -24,17 +24,6 @@ touch "$cache/influxd.lock"
 lock "$cache/influxd.lock"
 [ ! -x "$server" ] || give "$server"
 
-packages() {  # packages NAME...: install them where that is allowed
-  if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
-  if ! command -v apt-get >/dev/null 2>&1 || { [ -n "$as_root" ] && ! sudo -n true 2>/dev/null; }; then
-    fail "needed and not found: $*; as root: apt-get install -y --no-install-recommends $*"
-  fi
-  say "apt-get install $*"
-  $as_root apt-get update -qq >/dev/null || say "the package lists could not be renewed; going on with the old ones"
-  $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-    fail "that failed; install them by hand: $*"
-}
-
 missing=""
 command -v gcc >/dev/null 2>&1 || missing="$missing gcc libc6-dev"
 command -v pkg-config >/dev/null 2>&1 || missing="$missing pkg-config"

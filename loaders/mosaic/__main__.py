@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from loaders.errors import LoaderError, StreamError
+from loaders.errors import StreamError
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
 from loaders.shared.objects.keys import load_keys
 from loaders.shared.objects.server import ObjectServer
 
@@ -51,14 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
     prepare.set_defaults(run=_prepare)
     arguments = parser.parse_args(argv)
-    try:
-        arguments.run(arguments)
-    except LoaderError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(lambda: arguments.run(arguments))
 
 
 def _prepare(arguments: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import Login
 from loaders.nosql.splits.commands import add_commands
 from loaders.records.shards.commands import progress_bar
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,14 +109,7 @@ def main(argv: list[str] | None = None) -> int:
 
     add_commands(commands)
     arguments = parser.parse_args(argv)
-    try:
-        arguments.run(arguments)
-    except LoaderError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(lambda: arguments.run(arguments))
 
 
 def _copies(text: str) -> int:

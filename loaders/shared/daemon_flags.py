@@ -1,17 +1,18 @@
-"""The command line of a daemon, made of the model of its options, and the address that it names."""
+"""The command line of a daemon, made of the model of its options, the address that it names, and its exit status."""
 
 from __future__ import annotations
 
 import argparse
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from loaders.errors import LoaderConfigError, StreamError
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -60,6 +61,17 @@ def flags(options: BaseModel) -> Sequence[str]:
             for one in value if isinstance(value, tuple) else (value,):
                 argv += [flag_of(name), str(one)]
     return argv
+
+
+def run_command(run: Callable[[], int | None]) -> int:
+    """Run a command and return its exit status: 0 or its own when done, 2 after an error, 130 after Ctrl-C."""
+    try:
+        return run() or 0
+    except LoaderError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def resolve_address(listen: str) -> tuple[str, int]:

@@ -6,16 +6,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from energymon.system.version import PrintVersion
-from loaders.errors import LoaderError, StreamError
+from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
-from loaders.shared.daemon_flags import add_flags, flag_of, read_flags, resolve_address
+from loaders.shared.daemon_flags import add_flags, flag_of, read_flags, resolve_address, run_command
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 
@@ -32,17 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_own_commands(commands)
     add_commands(commands)
     arguments = parser.parse_args(argv)
-    return _status(lambda: arguments.run(arguments))
-
-
-def _status(run: Callable[[], int | None]) -> int:
-    try:
-        return run() or 0
-    except LoaderError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return run_command(lambda: arguments.run(arguments))
 
 
 def _add_own_commands(commands: Commands) -> None:
@@ -132,9 +122,11 @@ def _serve(arguments: argparse.Namespace) -> int:
                 serve_once(store, is_restart)
 
         # The client of the store has threads, which must not start before the process forks.
-        return supervise(lambda is_restart: _status(lambda: serve_objects(is_restart)), list, log)
+        return supervise(lambda is_restart: run_command(lambda: serve_objects(is_restart)), list, log)
     with ShardStore(options.root, options.links_into) as store:
-        return supervise(lambda is_restart: _status(lambda: serve_once(store, is_restart)), store.find_unreadable, log)
+        return supervise(
+            lambda is_restart: run_command(lambda: serve_once(store, is_restart)), store.find_unreadable, log
+        )
 
 
 @contextmanager

@@ -19,12 +19,13 @@ from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.options import LoaderKeywords, LoaderOptions, OnError, takes_options
+from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.epochs import Decoded, Numbered, Raw, Running
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
+from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
@@ -240,17 +241,7 @@ class StreamingLoader(Closing):
         )
         return (*self._notes, self._client.transport + asked)
 
-    @staticmethod
-    def check_transform(
-        transform: AnyTransform,
-        decode: str = "auto",
-        on_error: OnError = "raise",
-        sample_timeout_s: float | None = None,
-        **_: object,
-    ) -> None:
-        """Raise LoaderConfigError for a pipeline that cannot be trained on with these arguments."""
-        if check_engine(decode, as_pipeline(transform), ErrorPolicy(on_error, sample_timeout_s)) == "raw":
-            raise LoaderConfigError("decode=raw: nothing is trained on encoded samples; use decode=auto")
+    check_transform = staticmethod(RecordLoader.check_transform)
 
     def __len__(self) -> int:
         """Return the number of this rank's samples in an epoch."""

@@ -9,8 +9,8 @@ import sys
 from ipaddress import ip_address
 
 from energymon.system.version import PrintVersion
-from loaders.errors import LoaderConfigError, LoaderError
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address
+from loaders.errors import LoaderConfigError
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
 from loaders.tfdata.options import DaemonOptions
 from loaders.tfdata.server import Service, confine, wait_for_end
 
@@ -29,14 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     add_flags(serve, DaemonOptions)
     arguments = parser.parse_args(argv)
-    try:
-        _serve(read_flags(DaemonOptions, vars(arguments)))
-    except LoaderError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_command(lambda: _serve(read_flags(DaemonOptions, vars(arguments))))
 
 
 def _serve(options: DaemonOptions) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import loaders
 from loaders.errors import LoaderError
+from loaders.shared.playbook import ask_playbook
 
 _JAVAS: Final = ("java-17*", "java-11*")
 _MAIN: Final = "org.apache.cassandra.service.CassandraDaemon"
@@ -65,14 +65,9 @@ def find_installation() -> Installation:
 
     Raises DatabaseServerError where there is none.
     """
-    root = Path(loaders.__file__).parents[1]
-    # In an installed package the scripts are below harness.
-    places = (root / "playbooks" / "cassandra.sh", root / "harness" / "playbooks" / "cassandra.sh")
-    script = next(path for path in places if path.exists())
-    found = subprocess.run([script], stdout=subprocess.PIPE, stderr=None, text=True, check=False)
-    if found.returncode:
+    folder = ask_playbook("cassandra")
+    if folder is None:
         raise DatabaseServerError("playbooks/cassandra.sh found no Cassandra server; see its messages above")
-    folder = Path(found.stdout.strip())
     jars = tuple(sorted([*folder.glob("*.jar"), *folder.glob("lib/*.jar")]))
     return Installation(_find_java(), jars, folder)
 

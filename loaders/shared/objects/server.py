@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import loaders
 from energymon.system.child import Child
 from energymon.system.closing import Closing
 from loaders.errors import LoaderError
 from loaders.shared.objects.keys import ObjectKeys
+from loaders.shared.playbook import ask_playbook
 
 REGION = "us-east-1"
 """The region that MinIO's requests are signed for."""
@@ -48,14 +48,10 @@ def find_program() -> Path:
 
     Raises ObjectServerError with the end of the script's messages where that fails.
     """
-    root = Path(loaders.__file__).parents[1]
-    # In an installed package the scripts are below harness.
-    places = (root / "playbooks" / "minio.sh", root / "harness" / "playbooks" / "minio.sh")
-    script = next(path for path in places if path.exists())
-    found = subprocess.run([script], stdout=subprocess.PIPE, stderr=None, text=True, check=False)
-    if found.returncode:
+    program = ask_playbook("minio")
+    if program is None:
         raise ObjectServerError("playbooks/minio.sh found no MinIO and could not build one; see its messages above")
-    return Path(found.stdout.strip())
+    return program
 
 
 class ObjectServer(Closing):
