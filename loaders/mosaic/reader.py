@@ -120,11 +120,13 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
                 _report(error)
 
         def __iter__(self) -> Iterator[dict[str, Any]]:
+            has_failed = False
             try:
                 yield from super().__iter__()
             except Exception as error:  # noqa: BLE001 - a worker's error ends the loader's epoch, whatever it is
                 _report(error)
-            if self._event.is_set():
+                has_failed = True
+            if has_failed or self._event.is_set():
                 # The loader ends this process. An end here would look like the epoch's.
                 threading.Event().wait()
 
