@@ -123,12 +123,12 @@ class _FilterBankPart(Part[FilterBank]):
         power = _power(data, self.step.spectrum, fed, self.name) if self.of_wave else data
         speech = _first_frames(power, fed[f"{self.name} frames"])
         logarithms = _log_mel(speech, self.step.spectrum, self.step.channels)
-        # From their first: a channel that never changes, as one that is masked, is then 0 with no rounding that the
-        # division would make large.
-        features = logarithms - _first_frames(logarithms, 1)
-        mean = fn.reductions.mean(features, axes=0, keep_dims=True)
-        deviation = fn.reductions.std_dev(features, mean, axes=0, keep_dims=True)
-        return fn.pad((features - mean) / (deviation + MIN_DEVIATION), axes=(0,), shape=fed[f"{self.name} total"])
+        # From their first: a channel that hardly changes then loses little to rounding in the mean.
+        changes = logarithms - _first_frames(logarithms, 1)
+        mean = fn.reductions.mean(changes, axes=0, keep_dims=True)
+        deviation = fn.reductions.std_dev(changes, mean, axes=0, keep_dims=True)
+        features = (changes - mean) / (deviation + MIN_DEVIATION) * (deviation > MIN_DEVIATION)
+        return fn.pad(features, axes=(0,), shape=fed[f"{self.name} total"])
 
 
 @dataclass(frozen=True)

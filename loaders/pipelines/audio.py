@@ -20,7 +20,11 @@ from loaders.pipelines.spectrum import Spectrum, mel_matrix, mel_of_hz
 TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""
 MIN_DEVIATION: Final = 1e-5
-"""Added to a channel's deviation: one that never changes has no information. MLPerf's number (features.py)."""
+"""Added to a channel's deviation, which is MLPerf's number (features.py).
+
+A channel whose deviation is no larger has no information: it is masked, or silent, and differs from frame to frame by
+rounding alone. It becomes 0, because the division would make the rounding large.
+"""
 
 
 def positions(target: Target) -> int:
@@ -125,6 +129,8 @@ class SpecAugment:
 class FilterBank:
     """Logarithms of mel channels, each with mean 0 and deviation 1 over the speech; padding becomes 0.
 
+    A channel that never changes, such as one that is masked throughout, becomes 0 too.
+
     Takes a waveform or its power spectrum; data become float32 of shape (channels, frames). 80 channels of windows of
     20 ms, one every 10 ms, normalised for each sample and channel, are those of MLPerf's RNN-T
     (baseline_v3-1023sp.yaml).
@@ -145,7 +151,7 @@ class FilterBank:
         features = (mel_matrix(self.spectrum, self.channels) @ item.data).add_(TINY).log_()
         frames = positions(item.target)
         deviation, mean = torch.std_mean(features[:, :frames], dim=1, correction=0, keepdim=True)
-        features.sub_(mean).div_(deviation.add_(MIN_DEVIATION))
+        features.sub_(mean).div_(torch.where(deviation > MIN_DEVIATION, deviation + MIN_DEVIATION, torch.inf))
         features[:, frames:] = 0.0
         item.data = features
         return item
