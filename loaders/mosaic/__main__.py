@@ -9,18 +9,16 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import psutil
 
 from loaders.errors import StreamError
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
 from loaders.shared.objects.keys import load_keys
 from loaders.shared.objects.server import ObjectServer
+from loaders.shared.served_folder import link_file, served_folder
 
 _LOOK_MS = 500
 _STATE = ".minio.sys"
@@ -89,36 +87,18 @@ def _has_ended(descriptor: int, stopped: int) -> bool:
 
 @contextmanager
 def _linked(root: Path) -> Iterator[Path]:
-    """Yield a folder with the objects of `root`, because a server writes into its folder.
-
-    They are hard links, or copies where the file system has none. The folder is beside `root`, and removed at the end;
-    one of a daemon that was killed is removed by the next one.
-    """
+    """Yield a folder with links to the objects of `root`, because a server writes into its folder."""
     if not (root / BUCKET / PREFIX / INDEX).is_dir():  # MinIO keeps an object as a folder
         raise StreamError(f"--root {root}: has no MDS shards: expected a folder that `prepare` made to its end")
-    beside = f".{root.name}-served-"
-    for left in root.parent.glob(f"{beside}*"):
-        pid = left.name.removeprefix(beside).partition("-")[0]
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{beside}{os.getpid()}-", dir=root.parent))
-    try:
-        shutil.copytree(root / BUCKET, folder / BUCKET, copy_function=_link)
-        (folder / _STATE).mkdir()
-        shutil.copyfile(root / _STATE / _FORMAT, folder / _STATE / _FORMAT)
+    with ExitStack() as held:
+        try:
+            folder = held.enter_context(served_folder(root))
+            shutil.copytree(root / BUCKET, folder / BUCKET, copy_function=link_file)
+            (folder / _STATE).mkdir()
+            shutil.copyfile(root / _STATE / _FORMAT, folder / _STATE / _FORMAT)
+        except (OSError, shutil.Error) as error:
+            raise StreamError(f"the objects of {root} cannot be linked or copied to serve them: {error}") from error
         yield folder
-    except OSError as error:
-        where = error.filename or folder
-        raise StreamError(f"{where}: {error.strerror or error}; the daemon makes a folder beside {root}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 if __name__ == "__main__":

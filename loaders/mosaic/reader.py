@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import multiprocessing
 import os
 import select
 import signal
@@ -33,6 +32,7 @@ from loaders.mosaic.options import INDEX
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.records.shards.tfrecord import check_record
 from loaders.shared.compat import DEATH_PREFIX, iterator_workers, shared_memory_of
+from loaders.shared.torch_workers import remove_memory
 
 HEADER: Final = ("id", "label", "image", "image_size", "size")
 """Numbers of each sample at the start of a batch, after the number of samples: int64, name by name."""
@@ -198,6 +198,7 @@ class _Reader:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._loader: DataLoader[torch.Tensor] | None = None
         self._settings: dict[str, Any] = json.loads(channel.recv(PACKET_BYTES))
         self._failed, self._failures = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -224,8 +225,12 @@ class _Reader:
 
     def _end(self) -> None:
         """Leave nothing: no worker, no shared memory, no file."""
-        for worker in multiprocessing.active_children():
+        workers = iterator_workers(getattr(self._loader, "_iterator", None))
+        for worker in workers:
             worker.kill()
+        for worker in workers:
+            worker.join(_DEATH_S)
+        remove_memory(workers)
         remove_traces(os.getpid(), Path(self._settings["folder"]))
         os._exit(0)
 
@@ -243,7 +248,7 @@ class _Reader:
         self._send({"imported": metadata.version("mosaicml-streaming")})
         settings = self._settings
         dataset = make_dataset(settings, self._failures)
-        loader: DataLoader[torch.Tensor] = DataLoader(
+        self._loader = loader = DataLoader(
             dataset,
             batch_size=settings["batch_size"],
             num_workers=settings["num_workers"],
@@ -279,6 +284,7 @@ def main() -> int:
             reader.run()
         except Exception as error:  # noqa: BLE001 - the loader raises it
             reader._send(_described(error))
+            reader._end()
     return 0
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +17,7 @@ from loaders.nosql.server.configuration import SERVER_FILES
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.server.process import CassandraServer
 from loaders.records.shards.index import ShardSet, write_atomically
+from loaders.shared.served_folder import link_file, served_folder
 
 KEYSPACE: Final = "joulefeed"
 NAME: Final = "samples"
@@ -28,9 +25,6 @@ _FORM_FILE: Final = "form.json"
 _TABLES: Final = "data"
 _SPARE_BYTES: Final = 2**27
 """Space for two segments of the commit log."""
-_LOCK_S: Final = 30.0
-"""Time for another process to make its folder of links."""
-_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,58 +109,16 @@ def linked_tables(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside this one, or where temporary files lie, with its tables for one server.
 
     The files with the records, which no server changes, are links where the file system has them; the others are
-    copies. It is removed at the end, and those beside this one that no process holds are removed now. Raises ShardError
-    where there is no room.
+    copies. It is removed at the end. Raises ShardError where there is no room.
     """
     with ExitStack() as held:
         try:
-            copy = _make_served(folder, held)
+            copy = held.enter_context(served_folder(folder))
             shutil.copytree(folder / _TABLES, copy / _TABLES, copy_function=_link)
         except (OSError, shutil.Error) as error:
             raise ShardError(f"the tables of {folder} cannot be linked or copied to serve them: {error}") from error
         yield copy
 
 
-def _make_served(folder: Path, held: ExitStack) -> Path:
-    """Return an empty folder that this process holds, and that is removed with `held`."""
-    beside = f".{folder.name}-served-"
-    with _locked(folder, _LOCK_S):  # so that no other process takes a new folder for one that nobody holds
-        for left in folder.parent.glob(f"{beside}*"):
-            with suppress(OSError), _locked(left):
-                shutil.rmtree(left, ignore_errors=True)
-        try:
-            copy = Path(tempfile.mkdtemp(prefix=beside, dir=folder.parent))
-        except OSError:  # a folder of somebody else
-            copy = Path(tempfile.mkdtemp(prefix="joulefeed-tables-"))
-        held.callback(shutil.rmtree, copy, ignore_errors=True)
-        held.enter_context(_locked(copy, _LOCK_S))
-    return copy
-
-
-@contextmanager
-def _locked(folder: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder, which ends with the process; raises BlockingIOError where another one keeps it."""
-    descriptor, deadline = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + wait_s
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline:
-                    raise BlockingIOError(error.errno, "another process keeps its lock", str(folder)) from None
-            time.sleep(_LOOK_S)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _link(source: str, target: str) -> str:
-    if source.endswith("-Data.db"):
-        try:
-            os.link(source, target)
-        except OSError:
-            shutil.copyfile(source, target)
-    else:
-        shutil.copyfile(source, target)
-    return target
+    return link_file(source, target) if source.endswith("-Data.db") else str(shutil.copyfile(source, target))

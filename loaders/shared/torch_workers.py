@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, Final
@@ -119,6 +120,11 @@ def end_workers(iterator: object) -> None:
         worker.join(max(0.0, deadline - time.monotonic()))
         worker.kill()
     end_iterator(iterator)
+    remove_memory(workers)
+
+
+def remove_memory(workers: Iterable[BaseProcess]) -> None:
+    """Remove the shared memory that workers which have ended left in the midst of making a batch."""
     for worker in workers:
         # How torch names a batch's memory in the moment between its making and its unlinking.
         for memory in _SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):

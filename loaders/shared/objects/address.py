@@ -53,7 +53,9 @@ class ObjectAddress:
         if found is not None:
             url = urlsplit(found)
             if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query:
-                raise LoaderConfigError(f"endpoint {found}: expected http://HOST:PORT or https://HOST:PORT")
+                # It may have a password before its host.
+                shown = found if url.username is None else f"{url.scheme}://***@{url.hostname}"
+                raise LoaderConfigError(f"endpoint {shown}: expected http://HOST:PORT or https://HOST:PORT")
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _REGION
         return cls(parts.netloc, prefix, found, region)
 
