@@ -58,6 +58,7 @@ from harness.run.rank_files import (
     temporary_files,
 )
 from harness.testbed import Node, Testbed
+from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
@@ -93,22 +94,40 @@ class CellContext:
     """By workload."""
     session: str
     """Name of the provenance file of this session."""
+    probed: dict[str, Probe] = field(default_factory=dict)
+    """The probe after the last cell, by the name of its regime; empty where that cell had none."""
 
     def link_counters(self) -> LinkCounters | None:
         """Return the counters of the link. None without a link."""
         return None if self.testbed.link is None else self.testbed.link.counters()
 
-    def probe(self, regime: Regime) -> Probe | None:
+    def probe_before(self, regime: Regime) -> Probe | None:
+        """Return the probe after the last cell where its regime was the same and it kept its bounds, else a new one."""
+        last = self.probed.get(regime.name)
+        self.probed.clear()
+        return last if last is not None and self._is_kept(regime, last) else self._probe(regime)
+
+    def probe_after(self, regime: Regime) -> Probe | None:
+        """Probe the link, for this cell and for the next one of this regime."""
+        found = self._probe(regime)
+        if found is not None:
+            self.probed[regime.name] = found
+        return found
+
+    def _probe(self, regime: Regime) -> Probe | None:
         """Probe the link, a second time where the first probe is out of bounds. None without a link."""
         found = self.testbed.probe(regime)
         if found is None:
             return None
-        floor_ms = None if self.testbed.link is None else self.testbed.link.floor_ms
-        if all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks, floor_ms)):
+        if self._is_kept(regime, found):
             return Probe(**asdict(found))
         # A neighbour on the host can spoil one probe. A wrong link is wrong twice. Both probes are stored.
         again = self.testbed.probe(regime)
         return Probe(**asdict(found)) if again is None else Probe(**asdict(again), first=found)
+
+    def _is_kept(self, regime: Regime, found: ProbeResult) -> bool:
+        floor_ms = None if self.testbed.link is None else self.testbed.link.floor_ms
+        return all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks, floor_ms))
 
 
 @dataclass(slots=True)
@@ -182,7 +201,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         if (state := process.receive(deadline, "importing its modules").state) != "imported":
             raise CellError(f"the cell's process sent {state!r}, expected imported")
         watcher.phase("probing the link")
-        outcome.before = context.probe(regime)
+        outcome.before = context.probe_before(regime)
         clocks = context.hosts.clocks()
         watcher.phase("warming up")
         specs = [send_spec(node, _spec(context, cell, outcome, rank)) for rank, node in enumerate(nodes)]
@@ -202,7 +221,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         outcome.pings = None if watch is None else watch.pings
         outcome.memory, outcome.daemon_memory = _memory_record(memory), _memory_record(daemon_memory)
         watcher.phase("probing the link")
-        outcome.after = context.probe(regime)
+        outcome.after = context.probe_after(regime)
         outcome.clocks = clocks, context.hosts.clocks()
         process.fetch_files()
     _save(context, cell, outcome, partial)
