@@ -48,11 +48,12 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
-    overrides += ["~loaders.fixed", "epochs=1"]
+    overrides += ["~loaders.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
+    overrides += ["loaders.pytorch_unordered.num_workers=2", "loaders.dali.num_threads=2", "checks.rtt_ms=9", "checks.rate_pct=99"]
     command = [sys.executable, "-m", "harness", *SMALL, *where, *overrides]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         secrets = secrets_of(process)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
     return Finished(root / "results" / "latest", secrets)
 
@@ -80,6 +81,13 @@ def test_half_of_the_samples_come_over_the_link_for_every_loader(finished):
         assert placement["remote_bytes"] <= received < 0.85 * int(row["bytes"])
         ids = pq.read_table(cell / "batches.parquet")["ids"].combine_chunks().flatten()
         assert sorted(ids.to_pylist()) == list(range(SAMPLES))
+
+
+def test_the_probe_between_two_cells_of_a_regime_is_of_both(finished):
+    cells = sorted({row["cell_id"]: row["start_utc"] for row in finished.rows}.items(), key=lambda cell: cell[1])
+    links = [json.loads((finished.folder / "cells" / name / "link.json").read_text()) for name, _ in cells]
+    for earlier, later in zip(links, links[1:], strict=False):
+        assert later["before"] == earlier["after"] != later["after"]
 
 
 def test_keys_go_with_the_run(finished):
