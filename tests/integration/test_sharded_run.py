@@ -8,6 +8,7 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,7 +50,12 @@ def finished(tmp_path_factory):
     where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
     overrides += ["~loaders.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
-    overrides += ["loaders.pytorch_unordered.num_workers=2", "loaders.dali.num_threads=2", "checks.rtt_ms=9", "checks.rate_pct=99"]
+    overrides += [
+        "loaders.pytorch_unordered.num_workers=2",
+        "loaders.dali.num_threads=2",
+        "checks.rtt_ms=9",
+        "checks.rate_pct=99",
+    ]
     command = [sys.executable, "-m", "harness", *SMALL, *where, *overrides]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         secrets = secrets_of(process)
@@ -86,7 +92,7 @@ def test_half_of_the_samples_come_over_the_link_for_every_loader(finished):
 def test_the_probe_between_two_cells_of_a_regime_is_of_both(finished):
     cells = sorted({row["cell_id"]: row["start_utc"] for row in finished.rows}.items(), key=lambda cell: cell[1])
     links = [json.loads((finished.folder / "cells" / name / "link.json").read_text()) for name, _ in cells]
-    for earlier, later in zip(links, links[1:], strict=False):
+    for earlier, later in pairwise(links):
         assert later["before"] == earlier["after"] != later["after"]
 
 

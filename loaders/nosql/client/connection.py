@@ -168,12 +168,15 @@ class RecordProtocol(ProtocolHandler):  # type: ignore[misc]
     """How the answer begins: with the description of its columns."""
 
     @classmethod
-    def decode_message(
-        cls, version: int, types: Any, stream: int, flags: int, opcode: int, body: memoryview, *others: Any
-    ) -> Any:
-        """Return the message in a frame's body; raises struct.error or ValueError for a malformed one."""
+    def decode_message(cls, *arguments: Any) -> Any:
+        """Return the message in a frame's body; raises struct.error or ValueError for a malformed one.
+
+        The arguments end with stream, flags, opcode, body, decompressor and metadata. Before these, ScyllaDB's driver
+        has one more than Cassandra's.
+        """
+        stream, flags, opcode, body = arguments[-6:-2]
         if opcode != ResultMessage.opcode or flags or body[: len(cls.head)] != cls.head:
-            return super().decode_message(version, types, stream, flags, opcode, body, *others)
+            return super().decode_message(*arguments)
         message = ResultMessage(_ROWS)
         message.parsed_rows = _read_rows(body, len(cls.head))
         message.stream_id = stream

@@ -16,6 +16,7 @@ from PIL import Image
 
 from loaders import Batch, LoaderConfigError, LoaderError, Samples, StreamError
 from loaders.nosql import CassandraServer, NoSQLLoader
+from loaders.nosql.client.connection import make_protocol
 from loaders.nosql.ingest import ingest
 from loaders.nosql.schema import Table, sample_uuid
 from loaders.nosql.session import open_session
@@ -26,6 +27,18 @@ pytestmark = pytest.mark.process
 COUNT = 301
 KEYSPACE = "faults"
 orders = pytest.mark.parametrize("out_of_order", [False, True])
+
+
+@pytest.mark.parametrize("before", [(4, None), (4, None, None)], ids=["cassandra-driver", "scylla-driver"])
+def test_an_answer_is_decoded_as_either_driver_hands_it_over(before: tuple[object, ...]) -> None:
+    protocol = make_protocol(Table("127.0.0.1", 9042, KEYSPACE, "set_1"))
+    values = b"".join(
+        len(value).to_bytes(4) + value for value in (b"%8d" % 1, b"%8d" % 2, b"%4d" % 3, b"%4d" % 4, b"abc")
+    )
+    body = memoryview(protocol.head + (1).to_bytes(4) + values)
+    message = protocol.decode_message(*before, 7, 0, 8, body, None, [])
+    (row,) = message.parsed_rows
+    assert message.stream_id == 7 and row.label == int.from_bytes(b"%8d" % 2) and row.record == b"abc"
 
 
 @pytest.fixture(scope="module")
