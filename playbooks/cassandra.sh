@@ -11,7 +11,7 @@ exec 3>&1 1>&2
 . playbooks/environment.sh
 
 give() { echo "$1" >&3; exit 0; }
-has_jars() { ls "$1" "$1/lib" 2>/dev/null | grep -Eq '^apache-cassandra-(4\.[1-9]|[5-9]\.|[1-9][0-9]).*\.jar$'; }
+has_jars() { ls "$1" "$1/lib" 2>/dev/null | grep -Eq '^apache-cassandra-([5-9]|[1-9][0-9])\..*\.jar$'; }
 # loaders/nosql/server/installation.py looks for it in the same places.
 find_java() {
   for java in "${JAVA_HOME:-/nowhere}/bin/java" java /usr/lib/jvm/java-17*/bin/java /usr/lib/jvm/java-11*/bin/java; do
@@ -25,7 +25,7 @@ need_java() {
 }
 
 if [ -n "${CASSANDRA_HOME:-}" ]; then
-  has_jars "$CASSANDRA_HOME" || fail "CASSANDRA_HOME=$CASSANDRA_HOME has no lib/apache-cassandra-*.jar of version 4.1 or later"
+  has_jars "$CASSANDRA_HOME" || fail "CASSANDRA_HOME=$CASSANDRA_HOME has no lib/apache-cassandra-*.jar of version 5.0 or later"
   need_java
   give "$CASSANDRA_HOME"
 fi
@@ -34,7 +34,7 @@ if command -v cassandra >/dev/null 2>&1; then
   for found in "$(dirname "$(dirname "$(readlink -f "$(command -v cassandra)")")")" /usr/share/cassandra; do
     if has_jars "$found"; then need_java; give "$found"; fi
   done
-  say "$(command -v cassandra) is not of version 4.1 or later, or its jars are not beside it"
+  say "$(command -v cassandra) is not of version 5.0 or later, or its jars are not beside it"
 fi
 ready() { [ -e "$home/.ready" ] && find_java; }
 ! ready || give "$home"
