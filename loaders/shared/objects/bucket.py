@@ -24,6 +24,7 @@ _FIRST_BACKOFF_S, _MAX_BACKOFF_S, _CONNECT_S = 0.1, 1.0, 5.0
 _MANY = 10_000
 """Retries are limited by time, not by number."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_UNTRUSTED = re.compile(r"InvalidCertificate\(\s*(\w+)")
 
 
 class MissingObjectError(ObjectStoreError):
@@ -177,6 +178,11 @@ class Bucket:
                 raise ObjectStoreError(
                     f"{where}: the store answers {code}; check the bucket, the endpoint, and the region "
                     f"(AWS_REGION, now {self.address.region})"
+                ) from error
+            if (untrusted := _UNTRUSTED.search(str(error))) is not None:
+                raise ObjectStoreError(
+                    f"{where}: the certificate of {endpoint} is not accepted ({untrusted.group(1)}); SSL_CERT_FILE "
+                    "names a file with the authorities that are trusted"
                 ) from error
             reason = str(error).partition("\n")[0].rpartition(" - ")[2].strip()
             raise UnreachableStoreError(
