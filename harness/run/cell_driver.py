@@ -94,8 +94,8 @@ class CellContext:
     """By workload."""
     session: str
     """Name of the provenance file of this session."""
-    probed: dict[str, Probe] = field(default_factory=dict)
-    """The probe after the last cell, by the name of its regime; empty where that cell had none."""
+    probed: dict[tuple[str, int], Probe] = field(default_factory=dict)
+    """The probe after the last cell, by its regime and its link, which may be made again; empty where it had none."""
 
     def link_counters(self) -> LinkCounters | None:
         """Return the counters of the link. None without a link."""
@@ -103,7 +103,7 @@ class CellContext:
 
     def probe_before(self, regime: Regime) -> Probe | None:
         """Return the probe after the last cell where its regime was the same and it kept its bounds, else a new one."""
-        last = self.probed.get(regime.name)
+        last = self.probed.get((regime.name, id(self.testbed.link)))
         self.probed.clear()
         return last if last is not None and self._is_kept(regime, last) else self._probe(regime)
 
@@ -111,7 +111,7 @@ class CellContext:
         """Probe the link, for this cell and for the next one of this regime."""
         found = self._probe(regime)
         if found is not None:
-            self.probed[regime.name] = found
+            self.probed[regime.name, id(self.testbed.link)] = found
         return found
 
     def _probe(self, regime: Regime) -> Probe | None:
