@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from loaders.base import Batch, Loader, LoaderStats, Samples
@@ -49,27 +50,30 @@ __all__ = [
 ]
 
 # Imported when asked for: torch and DALI take seconds and memory that a storage daemon has no use for.
-_MODULES: Final = {
-    "Batch": "base",
-    "DaliLoader": "dali",
-    "ImageTransform": "image",
-    "Item": "pipeline",
-    "Loader": "base",
-    "LoaderStats": "base",
-    "PecanLoader": "pecan",
-    "Pipeline": "pipeline",
-    "PyTorchLoader": "pytorch",
-    "SampleAwareDataLoader": "sample_aware",
-    "SampleAwareLoader": "sample_aware",
-    "Samples": "base",
-    "SizeBalancedLoader": "pecan",
-    "SpdlLoader": "spdl",
-    "Tensors": "pipeline",
-    "Transform": "pipeline",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Batch": "base",
+        "DaliLoader": "dali",
+        "ImageTransform": "image",
+        "Item": "pipeline",
+        "Loader": "base",
+        "LoaderConfigError": "errors",
+        "LoaderError": "errors",
+        "LoaderStats": "base",
+        "PecanLoader": "pecan",
+        "Pipeline": "pipeline",
+        "PyTorchLoader": "pytorch",
+        "SampleAwareDataLoader": "sample_aware",
+        "SampleAwareLoader": "sample_aware",
+        "SampleError": "errors",
+        "SampleTimeoutError": "errors",
+        "Samples": "base",
+        "SizeBalancedLoader": "pecan",
+        "SpdlLoader": "spdl",
+        "StreamError": "errors",
+        "Tensors": "pipeline",
+        "Transform": "pipeline",
+        "WorkerError": "errors",
+    },
+)

@@ -5,8 +5,9 @@ The package `mosaicml-streaming` is imported only by the processes that need it,
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from loaders.mosaic.loader import MosaicLoader
@@ -17,18 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["ENVIRONMENT", "FORM", "SERVER", "DaemonOptions", "MosaicLoader", "make_keys", "prepare"]
 
 # Imported when asked for: the daemon has no use for torch, which takes seconds to import.
-_MODULES: Final = {
-    "ENVIRONMENT": "mosaic.options",
-    "FORM": "mosaic.mds",
-    "SERVER": "mosaic.options",
-    "DaemonOptions": "mosaic.options",
-    "MosaicLoader": "mosaic.loader",
-    "make_keys": "shared.objects.keys",
-    "prepare": "mosaic.mds",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"loaders.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ENVIRONMENT": "mosaic.options",
+        "FORM": "mosaic.mds",
+        "SERVER": "mosaic.options",
+        "DaemonOptions": "mosaic.options",
+        "MosaicLoader": "mosaic.loader",
+        "make_keys": "shared.objects.keys",
+        "prepare": "mosaic.mds",
+    },
+)

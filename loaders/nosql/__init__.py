@@ -6,8 +6,9 @@ Public names: the loader (`NoSQLLoader`), the daemon of an experiment (`DaemonOp
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from loaders.nosql.form import prepare
@@ -20,18 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["FORM", "SERVER", "CassandraServer", "DaemonOptions", "NoSQLLoader", "make_keys", "prepare"]
 
 # Imported when asked for: the server needs no torch, and a loader no server.
-_MODULES: Final = {
-    "FORM": "schema",
-    "SERVER": "options",
-    "CassandraServer": "server.process",
-    "DaemonOptions": "options",
-    "NoSQLLoader": "loader",
-    "make_keys": "keys",
-    "prepare": "form",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"loaders.nosql.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "FORM": "nosql.schema",
+        "SERVER": "nosql.options",
+        "CassandraServer": "nosql.server.process",
+        "DaemonOptions": "nosql.options",
+        "NoSQLLoader": "nosql.loader",
+        "make_keys": "nosql.keys",
+        "prepare": "nosql.form",
+    },
+)

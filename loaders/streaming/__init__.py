@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from loaders.records.raw_batch import RawBatch
@@ -29,20 +30,17 @@ __all__ = [
 ]
 
 # Imported when asked for: the daemon has no use for torch and DALI, which take seconds to import.
-_MODULES: Final = {
-    "Daemon": "streaming.daemon.daemon",
-    "DaemonOptions": "streaming.options",
-    "RawBatch": "records.raw_batch",
-    "StreamClient": "streaming.receiver.client",
-    "StreamDataset": "streaming.torch_data",
-    "StreamingLoader": "streaming.loader",
-    "TimestampLogger": "streaming.timestamps",
-    "health": "streaming.receiver.session",
-    "make_keys": "streaming.keys",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"loaders.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Daemon": "streaming.daemon.daemon",
+        "DaemonOptions": "streaming.options",
+        "RawBatch": "records.raw_batch",
+        "StreamClient": "streaming.receiver.client",
+        "StreamDataset": "streaming.torch_data",
+        "StreamingLoader": "streaming.loader",
+        "TimestampLogger": "streaming.timestamps",
+        "health": "streaming.receiver.session",
+        "make_keys": "streaming.keys",
+    },
+)

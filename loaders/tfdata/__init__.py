@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Final
+
+from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
     from loaders.tfdata.loader import TfDataLoader
@@ -15,10 +16,4 @@ ENVIRONMENT: Final = "tensorflow"
 """The environment in which daemon and loader run: playbooks/tensorflow.sh makes it."""
 
 # Imported when asked for: the harness asks for the options alone, in an environment without TensorFlow.
-_MODULES: Final = {"DaemonOptions": "tfdata.options", "TfDataLoader": "tfdata.loader"}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"loaders.{_MODULES[name]}"), name)
+__getattr__ = lazy_names(__name__, {"DaemonOptions": "tfdata.options", "TfDataLoader": "tfdata.loader"})
