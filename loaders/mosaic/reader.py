@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -225,7 +226,8 @@ class _Reader:
 
     def _end(self) -> None:
         """Leave nothing: no worker, no shared memory, no file."""
-        workers = iterator_workers(getattr(self._loader, "_iterator", None))
+        # Those of an iterator that is being made are children; those that are dead are the iterator's alone.
+        workers = {*multiprocessing.active_children(), *iterator_workers(getattr(self._loader, "_iterator", None))}
         for worker in workers:
             worker.kill()
         for worker in workers:
