@@ -8,6 +8,7 @@ and `{"end": epoch}` or `{"error": message, "kind": kind}`. It ends with the loa
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import multiprocessing
@@ -200,6 +201,8 @@ class _Reader:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._loader: DataLoader[torch.Tensor] | None = None
+        self._ending = threading.RLock()
+        atexit.register(self._end)
         self._settings: dict[str, Any] = json.loads(channel.recv(PACKET_BYTES))
         self._failed, self._failures = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -226,6 +229,10 @@ class _Reader:
 
     def _end(self) -> None:
         """Leave nothing: no worker, no shared memory, no file."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises here of the workers that are killed
+        # The main thread comes here too once they are. It waits: two would be in each other's way in the folder.
+        self._ending.acquire()
         # Those of an iterator that is being made are children; those that are dead are the iterator's alone.
         workers = {*multiprocessing.active_children(), *iterator_workers(getattr(self._loader, "_iterator", None))}
         for worker in workers:
@@ -286,7 +293,6 @@ def main() -> int:
             reader.run()
         except Exception as error:  # noqa: BLE001 - the loader raises it
             reader._send(_described(error))
-            reader._end()
     return 0
 
 
