@@ -101,12 +101,13 @@ class _Host:
                     continue
                 joules[device] = now.joules - before.joules
                 sources.add(series.source)
-                interpolated = interpolated or any(
-                    p.before != p.after and series.curve.inferred(p.after, interval_ns) for p in (before, now)
-                )
+                for place in (before, now):
+                    if place.before != place.after and series.curve.inferred(place.after, interval_ns):
+                        interpolated = True
         if len(joules) < len(devices):
             return _Part(None, "", interpolated=False, devices=joules)
-        return _Part(sum(joules.values()), ";".join(sorted(sources, key=directness)), interpolated, joules)
+        named = sources.pop() if len(sources) == 1 else ";".join(sorted(sources, key=directness))
+        return _Part(sum(joules.values()), named, interpolated, joules)
 
 
 def tuples(

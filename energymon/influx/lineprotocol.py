@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Final, cast
 from urllib.parse import unquote
@@ -154,24 +155,21 @@ def tuple_line(found: EnergyTuple, run: str) -> str:
     of their own, `cpu_energy_estimate`, so that no sum of `cpu_energy` holds any. `cpu_source` and so on name the
     sensors; `interpolated` is true where readings were missed. An unknown value has no field.
     """
-    domains: tuple[tuple[str, Domain, float | None, str], ...] = (
+    fields: list[str] = []
+    for name, domain, joules, source in (
         ("cpu", "cpu", found.cpu_energy, found.cpu_source),
         ("memory", "dram", found.memory_energy, found.memory_source),
         ("gpu", "gpu", found.gpu_energy, found.gpu_source),
-    )
-    fields: list[str] = []
-    for name, domain, joules, source in domains:
-        devices = {
-            device: of_device for device, of_device in found.devices.get(domain, {}).items() if isfinite(of_device)
-        }
+    ):
         if joules is not None and isfinite(joules):
             fields.append(f"{name}_energy{'_estimate' if source == ESTIMATE else ''}={joules!r}")
-            fields.append(f"{name}_source={field_text(source)}")
-        if source != ESTIMATE:
-            fields += [f"{name}_energy_{_key(device)}={of_device!r}" for device, of_device in sorted(devices.items())]
+            fields.append(_source_field(name, source))
+        if source != ESTIMATE and domain in found.devices:
+            devices = sorted(found.devices[cast(Domain, domain)].items())
+            fields += [f"{name}_energy_{_key(device)}={of!r}" for device, of in devices if isfinite(of)]
     if found.flags == INTERPOLATED:
         fields.append("interpolated=true")
-    return f"{line_prefix(TUPLES, node_id=found.node, run=run)} {','.join(fields)} {found.t_ns}"
+    return f"{_tuples_prefix(found.node, run)} {','.join(fields)} {found.t_ns}"
 
 
 def epoch_line(mark: EpochMark) -> str:
@@ -291,6 +289,16 @@ def line_prefix(measurement: str, **tags: str) -> str:
     """Return how a line begins, up to its fields."""
     # Sorted by key, which spares the server the sorting.
     return measurement + "".join(f",{key}={_key(value)}" for key, value in sorted(tags.items()))
+
+
+@lru_cache
+def _tuples_prefix(node: str, run: str) -> str:
+    return line_prefix(TUPLES, node_id=node, run=run)
+
+
+@lru_cache
+def _source_field(domain: str, source: str) -> str:
+    return f"{domain}_source={field_text(source)}"
 
 
 def _key(text: str) -> str:

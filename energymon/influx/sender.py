@@ -105,6 +105,9 @@ class Sender:
         self._aside_due_s = 0.0
         self._trim_due_s = 0.0
         self._full = False
+        self._sending: Batch | None = None
+        self._ahead: Batch | None = None
+        """What comes after the batch that is being sent."""
         self._progress_due_s = time.monotonic() + _PROGRESS_S
         self._deadline_s: float | None = None
         self._last_s = float("inf")
@@ -118,7 +121,7 @@ class Sender:
         while not self._over():
             try:
                 self._trim()
-                batch = self._spool.next_batch(last=self._last)
+                batch, self._ahead = self._ahead or self._spool.next_batch(last=self._last), None
             except StoreError as error:
                 self._wait(self._failed("waiting", error))
                 continue
@@ -144,6 +147,7 @@ class Sender:
 
     def _send(self, batch: Batch) -> float:
         """Send a batch; return how many seconds to wait before the next one."""
+        self._sending = batch
         try:
             at = 0
             while at < len(batch.lines):
@@ -166,6 +170,7 @@ class Sender:
         return 0.0
 
     def _failed(self, state: str, error: EnergyError) -> float:
+        self._ahead = None
         self._failures += 1
         self._enter(state, str(error))
         return backoff_s(self._failures)
@@ -191,6 +196,9 @@ class Sender:
         answer: Future[None] = Future()
         answer.add_done_callback(lambda _: self._stop.wake())
         threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
+        if self._ahead is None and self._failures == 0:
+            # Made while the server works; what follows a batch that fails is made anew.
+            self._ahead = self._spool.next_batch(last=self._last, after=self._sending)
         while not answer.done():
             # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.
             due_s = self._deadline_s if self._until_eof and self._deadline_s is not None else float("inf")

@@ -72,7 +72,9 @@ class Batch:
     lines: list[str]
     notes: tuple[Statement, ...]
     resume: tuple[int, int] | None = None
-    """Where in a long range of ticks the next batch goes on: the outbox row and the tick."""
+    """Where the readings of the next batch begin: the outbox row and the tick, UTC ns."""
+    tuples: tuple[str, int] | None = None
+    """Up to which tick, UTC ns, the tuples of a session go, by its name in the table `sent`."""
 
 
 class _Span(NamedTuple):
@@ -103,24 +105,27 @@ class Spool:
         except (sqlite3.Error, StoreError) as error:
             self._unlock()
             raise store_error(path, error) from error
-        self._resume: tuple[int, int] | None = None
+        self._resume = (0, 0)
         self._prefixes: dict[tuple[int, int], str] = {}
 
-    def next_batch(self, *, last: bool = False) -> Batch | None:
+    def next_batch(self, *, last: bool = False, after: Batch | None = None) -> Batch | None:
         """Return what comes next, the same until it is acknowledged, or None when all has been sent.
 
-        With `last` no agent writes the store any more: tuples do not wait for readings that follow.
+        With `last` no agent writes the store any more: tuples do not wait for readings that follow. `after` is a batch
+        on its way: the result is what comes next once it is acknowledged, or None where that is not known yet.
         """
+        if after is not None and after.resume is None and after.tuples is None:
+            return None
         with self._naming():
             # Tuples first: readings that the server has may be deleted.
-            return self._news_batch() or self._tuples_batch(last=last) or self._ticks_batch()
+            return self._news_batch() or self._tuples_batch(after, last=last) or self._ticks_batch(after)
 
     def acknowledge(self, batch: Batch) -> None:
         """Note that the server has the batch; raises StoreError when the store cannot be written."""
         with self._transaction():
             for statement, values in batch.notes:
                 self._db.execute(statement, values)
-        self._resume = batch.resume
+        self._resume = batch.resume or self._resume
 
     def set_aside(self, lines: Iterable[str], reason: str) -> None:
         """Keep lines that the server will never take in the table `rejected`."""
@@ -194,12 +199,15 @@ class Spool:
         lines += self._event_lines(news["events"])
         return Batch(lines, tuple(notes)) if notes else None
 
-    def _tuples_batch(self, *, last: bool) -> Batch | None:
+    def _tuples_batch(self, after: Batch | None, *, last: bool) -> Batch | None:
         """Return the energy tuples that are final."""
-        while (found := self._feed.next(self._db, last=last)) is not None:
+        sent = after.tuples if after else None
+        while (found := self._feed.next(self._db, last=last, sent=sent)) is not None:
             note = (_NOTE, (found.kind, found.until_ns))
             if found.lines:
-                return Batch(found.lines, (note,))
+                return Batch(found.lines, (note,), tuples=(found.kind, found.until_ns))
+            if sent is not None:
+                return None
             with self._transaction():
                 self._db.execute(*note)
         return None
@@ -219,14 +227,15 @@ class Spool:
             seen[key] += 1
         return lines
 
-    def _ticks_batch(self) -> Batch | None:
+    def _ticks_batch(self, after: Batch | None) -> Batch | None:
         """Return readings and ticks of the oldest commits that are still in the outbox."""
         lines: list[str] = []
         notes: list[Statement] = []
-        for span in self._spans():
+        resume = after.resume if after and after.resume else self._resume
+        for span in self._spans(resume[0]):
             first_ns, whole = span.first_ns, True
-            if self._resume is not None and self._resume[0] == span.first_id:
-                first_ns = self._resume[1]
+            if span.first_id == resume[0]:
+                first_ns = max(first_ns, resume[1])
             name, node = self._db.execute("SELECT name, node FROM sessions WHERE id = ?", (span.session_id,)).fetchone()
             last_ns = span.last_ns
             ticks = self._db.execute(
@@ -260,16 +269,17 @@ class Spool:
                 # The commits of this span stay in the outbox until its last tick is through.
                 return Batch(lines, tuple(notes), resume=(span.first_id, last_ns + 1))
             notes.append(("DELETE FROM outbox WHERE id BETWEEN ? AND ?", (span.first_id, span.last_id)))
-        return Batch(lines, tuple(notes)) if notes else None
+            resume = (span.last_id + 1, 0)
+        return Batch(lines, tuple(notes), resume) if notes else None
 
-    def _spans(self) -> list[_Span]:
-        """Return what the oldest commits touched, those that follow each other on the grid as one."""
+    def _spans(self, first_id: int) -> list[_Span]:
+        """Return what the oldest commits from a row on touched, those that follow each other on the grid as one."""
         spans: list[_Span] = []
         expected = 0
         for number, session_id, first_ns, last_ns, readings, interval_ns in self._db.execute(
             "SELECT o.id, o.session_id, o.first_tick_ns, o.last_tick_ns, o.readings, s.interval_ns"
-            " FROM outbox o JOIN sessions s ON s.id = o.session_id ORDER BY o.id LIMIT ?",
-            (_OUTBOX_ROWS,),
+            " FROM outbox o JOIN sessions s ON s.id = o.session_id WHERE o.id >= ? ORDER BY o.id LIMIT ?",
+            (first_id, _OUTBOX_ROWS),
         ):
             ticks = (last_ns - first_ns) // interval_ns + 1
             expected += max(readings, 1) + ticks

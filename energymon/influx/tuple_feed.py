@@ -24,11 +24,12 @@ _PATIENCE_NS: Final = 30 * NS
 agent that starts later than this after another one begins a sum of its own."""
 
 # The sessions whose readings are sent, and the ticks that their commits touched.
-_TOUCHED: Final = """SELECT s.name, s.node, min(t.first_tick_ns), max(t.last_tick_ns), sent.last
-    FROM (SELECT session_id, first_tick_ns, last_tick_ns FROM outbox
-          UNION ALL SELECT session_id, first_tick_ns, last_tick_ns FROM acknowledged) t
-    JOIN sessions s ON s.id = t.session_id LEFT JOIN sent ON sent.kind = 'tuples ' || s.node || ' ' || s.name
-    GROUP BY s.id ORDER BY s.id"""
+_TOUCHED: Final = """SELECT s.name, s.node, min(t.first), max(t.last), sent.last
+    FROM (SELECT session_id AS id, first_tick_ns AS first, last_tick_ns AS last FROM acknowledged
+          UNION ALL SELECT id, (SELECT min(first_tick_ns) FROM outbox WHERE session_id = sessions.id),
+                           (SELECT max(last_tick_ns) FROM outbox WHERE session_id = sessions.id) FROM sessions) t
+    JOIN sessions s ON s.id = t.id LEFT JOIN sent ON sent.kind = 'tuples ' || s.node || ' ' || s.name
+    GROUP BY s.id HAVING max(t.last) IS NOT NULL ORDER BY s.id"""
 _LATEST: Final = """SELECT (SELECT tick_ns FROM readings WHERE series_id = s.id AND tick_ns BETWEEN ? AND ?
     ORDER BY tick_ns DESC LIMIT 1) FROM series s WHERE s.node = ?"""
 
@@ -54,16 +55,21 @@ class TupleFeed:
         """Open the store; raises StoreError."""
         self._store = SqliteStore.open(path)
 
-    def next(self, database: sqlite3.Connection, *, last: bool) -> Tuples | None:
-        """Return what comes next, or None. With `last` no agent writes any more, and nothing is waited for."""
+    def next(self, database: sqlite3.Connection, *, last: bool, sent: tuple[str, int] | None = None) -> Tuples | None:
+        """Return what comes next, or None. With `last` no agent writes any more, and nothing is waited for.
+
+        `sent` is the kind and the last tick of tuples that are on their way.
+        """
         touched = database.execute(_TOUCHED).fetchall()
         if not touched:
             return None
         sessions = {(s.node, s.name): s for s in self._store.sessions()}
         newest = {session.node: session for session in sessions.values()}
         ends: dict[str, int] = {}
-        for name, node, first_ns, last_ns, sent_ns in touched:
+        for name, node, first_ns, last_ns, stored_ns in touched:
             session = sessions[node, name]
+            kind = f"tuples {node} {name}"
+            sent_ns = sent[1] if sent is not None and sent[0] == kind else stored_ns
             over = last or session.end_ns is not None or newest[node] is not session
             before_ns = ends.get(node, 0)
             # The counters have the joules between two agents: one goes on where the tuples of the one before it end.
@@ -78,7 +84,7 @@ class TupleFeed:
             until_ns = min(until_ns, start_ns + _TICKS_AT_ONCE * session.interval_ns)
             if until_ns > start_ns:
                 lines = self._lines(session, start_ns, until_ns, settle_ns, list(sessions.values()))
-                return Tuples(lines, f"tuples {node} {name}", until_ns)
+                return Tuples(lines, kind, until_ns)
             ends[node] = start_ns
         return None
 

@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS epochs (
 CREATE TABLE IF NOT EXISTS outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
     last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS outbox_first ON outbox (session_id, first_tick_ns);
+CREATE INDEX IF NOT EXISTS outbox_last ON outbox (session_id, last_tick_ns);
 CREATE TABLE IF NOT EXISTS acknowledged (
     session_id INTEGER PRIMARY KEY, first_tick_ns INTEGER NOT NULL, last_tick_ns INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS sent (kind TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;

@@ -156,6 +156,22 @@ def test_tuples_wait_for_what_they_depend_on_and_are_the_same_however_often_they
     assert lines(every=7) == at_once
 
 
+def test_what_is_read_ahead_of_an_acknowledgement_is_what_comes_after_it(make_store):
+    store = make_store()
+    append(store, 6_000)
+    ahead = 0
+    with Spool(store.path) as spool:
+        while (batch := spool.next_batch(last=True)) is not None:
+            following = spool.next_batch(last=True, after=batch)
+            assert spool.next_batch(last=True) == batch, "reading ahead has changed the store"
+            spool.acknowledge(batch)
+            if following is not None:
+                assert spool.next_batch(last=True) == following
+                ahead += 1
+        assert spool.unsent() == 0
+    assert ahead > 5
+
+
 def test_a_series_that_is_lost_for_long_does_not_hold_the_others_back(make_store):
     store = make_store()
     for k in range(400):
