@@ -23,8 +23,6 @@ from typing import Any, Final
 from raw_runs import RESULTS, Part, load_parts
 
 REPO: Final = Path(__file__).resolve().parents[1]
-KEPT_SINCE: Final = "2026-11-23"
-"""Earlier measurements have no raw run, and are shown nowhere."""
 MARKED: Final = re.compile(r"(<!-- (measured|printed): ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -72,7 +70,7 @@ def write_tables(parts: dict[str, Part | None]) -> Iterator[str]:
         together = list(each)
         yield from [""] * bool(number)
         if where is None:
-            yield f"{_list([name for name, _ in together])}: not measured since {KEPT_SINCE}."
+            yield f"{_list([name for name, _ in together])}: no raw run is kept."
             continue
         minutes = sum(part["seconds"] for _, part in together if part) / 60
         yield f"{where}, {minutes:.0f} min." if minutes >= 1 else f"{where}, {60 * minutes:.0f} s."
@@ -89,7 +87,7 @@ def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
     for name, part in parts.items():
         texts = [line["raw"]["text"] for line in part["lines"] if "text" in line["raw"]] if part else []
         if part is None or not texts:
-            yield f"{name}: not measured since {KEPT_SINCE}."
+            yield f"{name}: no raw run is kept."
             continue
         yield from ("```", *texts[0].splitlines(), "```", "", f"{_where(part)}.")
 

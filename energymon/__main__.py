@@ -229,7 +229,7 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="energymon", description="Joules of this host, tick by tick.")
+    parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
@@ -277,7 +277,9 @@ def _add_run(commands: _Commands) -> None:
         "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
     )
     run.add_argument("--run", metavar="NAME", help="tag of the energy tuples in InfluxDB (the session)")
-    run.add_argument("--controller", metavar="HOST:PORT", help="measure this clock against `energymon clock` there")
+    run.add_argument(
+        "--controller", metavar="HOST:PORT", help="measure this clock against `python -m energymon clock` there"
+    )
     influxdb = run.add_argument_group(
         "InfluxDB",
         "Readings go to the store first and from there to the server; the token is read from INFLUXDB_V2_TOKEN or a "

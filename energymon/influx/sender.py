@@ -197,7 +197,7 @@ class Sender:
         answer.add_done_callback(lambda _: self._stop.wake())
         threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
         if self._ahead is None and self._failures == 0:
-            # Made while the server works; what follows a batch that fails is made anew.
+            # Made while the server works; what follows a batch that fails is read again.
             self._ahead = self._spool.next_batch(last=self._last, after=self._sending)
         while not answer.done():
             # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.

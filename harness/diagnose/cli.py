@@ -21,7 +21,8 @@ joulefeed diagnose: which stage starves the accelerator, and what to change
   python -m harness.diagnose FOLDER          show a diagnosis again, without measuring
 
 It measures loading without training (t_load) and training on one cached batch (t_compute), times every stage, trains
-with more and more workers, and compares the knee with t_load / t_compute. It takes up to three minutes.
+with more and more workers, and compares the knee with t_load / t_compute. It measures for about two minutes
+(diagnose.budget_s); making the dataset the first time takes longer.
 
 change any part
   workload=resnet50                  the model to train ({workloads})

@@ -1,4 +1,4 @@
-"""Where an experiment runs: two nodes, a link between them and a remote mount, on one machine."""
+"""Where an experiment runs: two nodes, a link between them and a remote mount, on one machine or on several hosts."""
 
 from __future__ import annotations
 

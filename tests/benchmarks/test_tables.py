@@ -88,12 +88,12 @@ def part(quick: bool, text: str) -> dict[str, object]:
 
 def test_a_quick_run_stands_in_until_there_is_a_full_one(tmp_path: Path) -> None:
     page = "<!-- measured: some -->\n<!-- end -->"
-    assert "not measured" in tables.generate(page, tmp_path)
+    assert "no raw run is kept" in tables.generate(page, tmp_path)
     save_part(tmp_path, "some", ("one", "two"), "one", part(True, "short"))
     text = tables.generate(page, tmp_path)
     assert "| short |" in text
     assert "`--quick`" in text
-    assert "`two`: not measured" in text
+    assert "`two`: no raw run is kept" in text
     save_part(tmp_path, "some", ("one", "two"), "one", part(False, "long"))
     text = tables.generate(page, tmp_path)
     assert "short" not in text
