@@ -172,6 +172,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             kind=step.kind,
             emulated=step.emulated,
             citation=step.citation,
+            seconds_per_sample=getattr(step, "seconds_per_sample", None),
             busy_w=step.power.busy_w if step.power else None,
             idle_w=step.power.idle_w if step.power else None,
             power_citation=step.power.citation if step.power else None,

@@ -95,6 +95,8 @@ class AcceleratorRecord:
     emulated: bool = False
     citation: str | None = None
     """Source of the duration of an emulated step."""
+    seconds_per_sample: float | None = None
+    """Nominal duration of an emulated step per sample of its batch. None for a real step, and in older folders."""
     busy_w: float | None = None
     """Published power of an emulated board while a step runs. None where it is not known."""
     idle_w: float | None = None

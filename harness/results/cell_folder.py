@@ -62,7 +62,7 @@ def load_cell(folder: Path) -> CellData:
             ):
                 raise ValueError("expected the first and last event of its epochs, with their counters")
         with refuse_damage(batches_file := folder / "batches.parquet", CELL):
-            batches = read_batches(batches_file)
+            batches = read_batches(batches_file, cell.accelerator.seconds_per_sample)
             if edges.keys() != batches.keys():
                 raise ValueError(f"expected the epochs {', '.join(map(str, edges))}")
         link = read_json(folder / "link.json", LinkRecord, CELL)
@@ -126,8 +126,11 @@ def read_events(path: Path) -> list[CellEvent]:
     ]
 
 
-def read_batches(path: Path) -> dict[int, EpochBatches]:
-    """Return the batches of a batches.parquet by epoch. Raises OSError and ValueError when it is damaged."""
+def read_batches(path: Path, seconds_per_sample: float | None = None) -> dict[int, EpochBatches]:
+    """Return the batches of a batches.parquet by epoch, with the nominal duration of steps of `seconds_per_sample`.
+
+    Raises OSError and ValueError when it is damaged.
+    """
     table = pq.read_table(path)
     epochs = table["epoch"].to_numpy()
     found = {}
@@ -143,6 +146,7 @@ def read_batches(path: Path) -> dict[int, EpochBatches]:
             work_s=_read_known(part, "work_s"),
             rank=part["rank"].to_numpy() if "rank" in part.column_names else None,
             sync_s=part["sync_s"].to_numpy() if "rank" in part.column_names else None,
+            nominal_s=None if seconds_per_sample is None else part["samples"].to_numpy() * seconds_per_sample,
         )
     return found
 

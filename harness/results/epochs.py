@@ -52,6 +52,8 @@ class EpochBatches:
     """Of every batch; the ranks stand one after the other. None for a cell of one process."""
     sync_s: npt.NDArray[np.float64] | None = None
     """Time of every step from the rank's own last gradient until those of all ranks were there; NaN is unknown."""
+    nominal_s: npt.NDArray[np.float64] | None = None
+    """Seconds that each emulated step stands for. None for real steps, and in older folders."""
 
     @property
     def utilisation(self) -> float | None:
@@ -61,7 +63,13 @@ class EpochBatches:
 
     @property
     def compute_s(self) -> npt.NDArray[np.float64]:
-        """Time of every step without the synchronisation with other ranks."""
+        """Time in which the accelerator computes in every step, without the synchronisation with other ranks.
+
+        That of an emulated step is nominal. Its sleep ends later where the loader's threads take the CPUs, and the
+        accelerator does not compute meanwhile.
+        """
+        if self.nominal_s is not None:
+            return self.nominal_s
         return self.step_s if self.sync_s is None else self.step_s - np.nan_to_num(self.sync_s)
 
     def of_ranks(self) -> list[EpochBatches]:
@@ -82,6 +90,7 @@ class EpochBatches:
             loss=None if self.loss is None else self.loss[places],
             work_s=None if self.work_s is None else self.work_s[samples],
             sync_s=None if self.sync_s is None else self.sync_s[places],
+            nominal_s=None if self.nominal_s is None else self.nominal_s[places],
         )
 
 
@@ -120,7 +129,8 @@ def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.
         return None
     compute = float(step_s[1:].sum())
     total = compute + float(wait_s[1:].sum())
-    return compute / total if total > 0 else None
+    # A sleep may end some microseconds before its nominal time.
+    return min(1.0, compute / total) if total > 0 else None
 
 
 def make_epoch_rows(data: CellData, max_idle_util: float = 1.0) -> list[EpochRow]:

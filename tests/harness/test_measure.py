@@ -1,10 +1,13 @@
 """Rows come from what a cell stored; unknown stays unknown, and an estimate is named as one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from energymon import Energy, best_sources
 from harness.results.epochs import compute_utilisation, make_epoch_rows
+from tests.harness.conftest import batches
 from tests.harness.records import change
 
 EMULATED = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
@@ -51,6 +54,17 @@ def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate
     assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
     assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
     assert row.energy_error_j is None
+
+
+def test_an_emulated_step_computes_for_its_nominal_time_however_late_its_sleep_ends(stored):
+    late = replace(batches(), nominal_s=np.full(3, 0.5))
+    data = change(stored(), cell={"accelerator": EMULATED | {"seconds_per_sample": 0.25}})
+    (row,) = make_epoch_rows(replace(data, batches={1: late}))
+    assert row.gpu_j == pytest.approx(400.0 * 1.5 + 50.0 * 2.5)
+    assert row.au == pytest.approx(1.0 / 2.5)
+    (older,) = make_epoch_rows(data)
+    assert older.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
+    assert older.au == pytest.approx(1.5 / 2.5)
 
 
 def test_a_gpus_counter_and_power_are_not_added_up():

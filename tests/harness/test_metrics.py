@@ -101,7 +101,8 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     work = [np.array([0.1, 0.2]), np.array([0.3])]
     records = [BatchRecord(S, S, 10, np.arange(len(w)), w) for w in work]
     store_batches(records, 1, tmp_path, [2.5, 1.5])
-    found = read_batches(path)[1]
+    found = read_batches(path, 0.25)[1]
+    assert found.nominal_s.tolist() == [0.5, 0.25]
     assert found.loss.tolist() == [2.5, 1.5]
     assert found.work_s.tolist() == [0.1, 0.2, 0.3]
     (metrics,) = make_epoch_metrics(replace(stored(), batches={1: found}))
@@ -124,6 +125,7 @@ def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unkn
     store_batches([BatchRecord(S, S, 10, np.arange(2), None)], 1, tmp_path)
     assert pq.read_schema(path).field("work_s").type == pa.list_(pa.float64())
     found = read_batches(path)[1]
+    assert found.nominal_s is None
     assert found.loss is None
     assert found.work_s is None
     (metrics,) = make_epoch_metrics(replace(stored(), batches={1: found}))
