@@ -1,7 +1,8 @@
 """What the harness itself costs: an instrumented epoch beside the bare loop, in turns in the order ABBA.
 
-Judged are the mean of the pairs' ratios, by its interval, and the ratio of the fastest quarters. Neighbours on the host
-only ever add to a time, so they move the first; what the agent does every two seconds may fall out of the second.
+Judged is the mean of the pairs' ratios, by its interval. The ratio of the fastest quarters is shown beside it.
+Neighbours on the host, which only ever add to a time, hardly move that, but what the agent does every two seconds may
+fall out of it.
 Prints a line per demand (asked, measured, verdict); exits 1 when one falls short.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
-from bench import Line, at_most, judge_ratios, make_parser, run
+from bench import Line, judge_ratios, make_parser, run
 
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import measured_epoch, save_batches
@@ -31,12 +32,14 @@ from loaders.pytorch import PyTorchLoader
 IMAGES = 500
 BATCH_SIZE = 32
 RATIO_MOST = 1.01
+SECONDS, QUICK_S = 600, 60
+"""Pairs of a few seconds, whose ratios vary by 8 % here: some 200 of them know the mean to 1 %."""
 
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    options = make_parser(__doc__, "half as many pairs").parse_args()
-    return run({"epoch": lambda: instrumented_epoch(seconds=28 if options.quick else 60)}, options)
+    options = make_parser(__doc__, "a tenth of the pairs").parse_args()
+    return run({"epoch": lambda: instrumented_epoch(seconds=QUICK_S if options.quick else SECONDS)}, options)
 
 
 def instrumented_epoch(seconds: float) -> Iterator[Line]:
@@ -98,7 +101,7 @@ def instrumented_epoch(seconds: float) -> Iterator[Line]:
     what = "instrumented epoch over the bare loop's"
     yield judge_ratios(what, f"<= {RATIO_MOST}", ratios, digits=4, bare_s=bare_s, with_s=with_s)
     fastest = quiet(with_s) / quiet(bare_s)
-    yield at_most("  the fastest quarter of each", RATIO_MOST, fastest, f"{fastest:.4f}")
+    yield Line("  the fastest quarter of each", "", f"{fastest:.4f}", raw={"value": fastest})
     around_ms = 1e3 * median(around)
     what = "  before and after an epoch: events synced, batches saved, ms"
     yield Line(what, "", f"{around_ms:.1f}", raw={"seconds": around})

@@ -36,14 +36,14 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("link", 10, 3),
-    Benchmark("overhead", 5, 3),
+    Benchmark("overhead", 15, 3),
     Benchmark("experiments", 60, 15),
     Benchmark("energy_truth", 20, 8),
     Benchmark("monitor", 30, 5),
     Benchmark("influxdb", 10, 5),
     Benchmark("loaders", 40, 12),
     Benchmark("sample_aware", 60, 25),
-    Benchmark("streaming", 60, 20),
+    Benchmark("streaming", 80, 20),
     Benchmark("streaming_small", 15, 5),
     Benchmark("streaming_floods", 30, 12),
     Benchmark("network_loaders", 60, 25),
