@@ -73,7 +73,8 @@ def write_tables(parts: dict[str, Part | None]) -> Iterator[str]:
             yield f"{_list([name for name, _ in together])}: no raw run is kept."
             continue
         minutes = sum(part["seconds"] for _, part in together if part) / 60
-        yield f"{where}, {minutes:.0f} min." if minutes >= 1 else f"{where}, {60 * minutes:.0f} s."
+        took = f"{minutes:.0f} min" if minutes >= 1 else f"{60 * minutes:.0f} s"
+        yield f"{where}, {took}, {_load([part for _, part in together if part])}."
         yield ""
         yield from ("| demand | asked | measured | verdict |", "|---|---|---|---|")
         for line in (line for _, part in together if part for line in part["lines"] if "text" not in line["raw"]):
@@ -89,7 +90,7 @@ def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
         if part is None or not texts:
             yield f"{name}: no raw run is kept."
             continue
-        yield from ("```", *texts[0].splitlines(), "```", "", f"{_where(part)}.")
+        yield from ("```", *texts[0].splitlines(), "```", "", f"{_where(part)}, {_load([part])}.")
 
 
 def _where(part: Part | None) -> str | None:
@@ -101,6 +102,12 @@ def _where(part: Part | None) -> str | None:
     run = f"{part['date_utc'][:10]}, commit {part['commit']}{', `--quick`' if part['quick'] else ''}"
     cores = f"{machine['logical_cpus']} cores ({machine['cpu']}), {machine['memory_gib']:.0f} GiB"
     return f"{run}, {kind} of {cores}, Linux {machine['kernel']}, {', '.join(machine.get('gpus', ['no GPU']))}"
+
+
+def _load(parts: Sequence[Part]) -> str:
+    """Return the machine's load average over a minute when each part began, least and most."""
+    least, most = (f"{choose(part['load'] for part in parts):.1f}" for choose in (min, max))
+    return f"load {least} before it" if least == most else f"load {least} to {most} before its parts"
 
 
 def _row(*cells: str) -> str:

@@ -82,7 +82,7 @@ def test_a_run_is_kept_part_by_part_and_a_part_that_is_interrupted_is_not(
 def part(quick: bool, text: str) -> dict[str, object]:
     machine = {"cpu": "Some CPU", "logical_cpus": 2, "memory_gib": 4, "kernel": "6.1", "virtual": "no"}
     line = {"what": text, "asked": "", "measured": text, "met": None, "raw": {}}
-    facts = {"date_utc": "2026-01-31T00:00:00+00:00", "commit": "abc", "seconds": 1.0}
+    facts = {"date_utc": "2026-01-31T00:00:00+00:00", "commit": "abc", "seconds": 1.0, "load": 2.5 if quick else 0.1}
     return {**facts, "quick": quick, "machine": machine, "lines": [line]}
 
 
@@ -93,6 +93,7 @@ def test_a_quick_run_stands_in_until_there_is_a_full_one(tmp_path: Path) -> None
     text = tables.generate(page, tmp_path)
     assert "| short |" in text
     assert "`--quick`" in text
+    assert "load 2.5 before it" in text
     assert "`two`: no raw run is kept" in text
     save_part(tmp_path, "some", ("one", "two"), "one", part(False, "long"))
     text = tables.generate(page, tmp_path)
