@@ -52,8 +52,11 @@ def written(tmp_path: Path, *claims: Any, **whole: Any) -> Path:
         ({"tolerance": {"percent": 5}}, "tolerance.percent: .*absolute, factor, relative"),
         ({"tolerance": {"factor": 0.5}}, "tolerance.factor=0.5"),
         ({"tolerance": {"factor": 2, "relative": 1}}, "tolerance: .*relative, absolute, factor"),
-        ({"needs": {"gpus": 4}}, "needs.gpus: .*accelerator, devices"),
-        ({"needs": {"accelerator": "fake"}}, "needs.accelerator='fake': .*real, published, emulated, any"),
+        ({"needs": {"gpus": 4}}, "needs.gpus: .*accelerator, board, devices"),
+        (
+            {"needs": {"accelerator": "fake"}},
+            "needs.accelerator='fake': .*real, computed, published, scaled, emulated, any",
+        ),
         ({"each": {"rtt_ms": "all"}}, "combine"),
         ({"each": {"rtt_ms": 3}, "combine": "least"}, "each=.*rtt_ms"),
         ({"combine": "least"}, "combine.*each"),

@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, evaluate, judge
 from harness.report.claims.composition import measure_composition
 from harness.report.claims.definition import Definition, Needs, Values
+from harness.report.claims.reader import make_definitions
 from harness.report.claims.rows import Row, make_claim_rows
 from harness.report.claims.words import Bound, combined, written
 from harness.results.reader import read_results
+from harness.workloads.emulated import EmulatedStep, NoStep
+from harness.workloads.resnet50 import ResNet50
 
 FASTER = Definition(
     id="one",
@@ -138,18 +141,89 @@ def test_a_run_that_is_too_small_for_a_claim_is_shown_and_not_checked(needs: dic
     assert not reason or claim.reason == reason
 
 
-def test_where_any_step_will_do_none_at_all_does_not() -> None:
-    step = replace(FASTER, needs=Needs(accelerator="emulated"))
-    assert evaluate(step, [replace(one, accelerator="emulated: A100") for one in BOTH]).verdict == PASS
-    idle = evaluate(step, [replace(one, accelerator="none: no load") for one in BOTH])
-    assert (idle.verdict, idle.actual, idle.reason) == (NOT_CHECKED, "2.11×", "there is no accelerator")
+_RESNET50, _SMALL = ResNet50(batch_size=32), ResNet50(batch_size=32, image_size=64)
+_LABELS = {
+    "gpu": "cuda: NVIDIA A100-SXM4-80GB",
+    "cpu": "cpu",
+    "published": EmulatedStep.published(_RESNET50, "a100", 1.0).label,
+    "idle": EmulatedStep.idling("a100").label,
+    "scaled": EmulatedStep.published(_RESNET50, "a100", 10.0).label,
+    "other size": EmulatedStep.published(_SMALL, "a100", 1.0).label,
+    "assumed": EmulatedStep.assumed(0.02, 1.0).label,
+    "idle assumed": EmulatedStep.idling(None).label,
+    "none": NoStep.label,
+}
 
 
-def test_where_a_published_step_will_do_an_assumed_one_does_not() -> None:
-    step = replace(FASTER, needs=Needs(accelerator="published"))
-    assert evaluate(step, [replace(one, accelerator="emulated: A100") for one in BOTH]).verdict == PASS
-    assumed = [replace(one, accelerator="emulated: assumed 0.02 s a sample") for one in BOTH]
-    assert evaluate(step, assumed).reason == "the step's length is assumed"
+@pytest.mark.parametrize(
+    ("wanted", "allowed"),
+    [
+        ("real", {"gpu"}),
+        ("computed", {"gpu", "cpu"}),
+        ("published", {"gpu", "published", "idle"}),
+        ("scaled", {"gpu", "published", "idle", "scaled"}),
+        ("emulated", _LABELS.keys() - {"none"}),
+        ("any", _LABELS.keys()),
+    ],
+)
+def test_a_claim_is_judged_on_steps_of_the_kind_that_it_needs(wanted: Any, allowed: set[str]) -> None:
+    claim = replace(FASTER, needs=Needs(accelerator=wanted))
+    judged = {
+        name: evaluate(claim, [replace(one, accelerator=label) for one in BOTH]) for name, label in _LABELS.items()
+    }
+    assert {name for name, one in judged.items() if one.verdict == PASS} == set(allowed)
+    assert all(one.verdict in (PASS, NOT_CHECKED) and one.actual == "2.11×" for one in judged.values())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "step", "reason"),
+    [
+        ("real", "cpu", "the CPU computes the steps"),
+        ("real", "published", "the accelerator is emulated"),
+        ("published", "cpu", "the CPU computes the steps"),
+        ("published", "scaled", "the step's length is the published one times a factor"),
+        ("published", "other size", "the step is published for samples of another size"),
+        ("published", "idle assumed", "the step's length is assumed"),
+        ("scaled", "assumed", "the step's length is assumed"),
+        ("emulated", "none", "there is no accelerator"),
+    ],
+)
+def test_why_a_step_is_of_another_kind_is_told(wanted: Any, step: str, reason: str) -> None:
+    claim = replace(FASTER, needs=Needs(accelerator=wanted))
+    assert evaluate(claim, [replace(one, accelerator=_LABELS[step]) for one in BOTH]).reason == reason
+
+
+def test_a_stage_that_trains_nothing_has_the_accelerator_of_the_run() -> None:
+    claim = replace(FASTER, needs=Needs(accelerator="published"))
+    for kind, verdict in (("auto", PASS), ("cuda", PASS), ("cpu", NOT_CHECKED), ("none", NOT_CHECKED)):
+        rows = [replace(one, accelerator=NoStep.label, labels={**one.labels, "accelerator.kind": kind}) for one in BOTH]
+        assert evaluate(claim, rows).verdict == verdict, kind
+
+
+@pytest.mark.parametrize(
+    ("label", "devices", "reason"),
+    [
+        ("cuda: NVIDIA A100-SXM4-80GB", 4, ""),
+        ("cuda: NVIDIA H200", 4, "the accelerator is no A100"),
+        ("cuda: NVIDIA A100-SXM4-80GB", 2, "2 of the 4 devices that the claim is of"),
+        ("cuda: NVIDIA A100-SXM4-80GB", 8, "8 devices, where the claim is of 4"),
+    ],
+)
+def test_a_claim_of_a_board_needs_as_many_of_that_board(label: str, devices: int, reason: str) -> None:
+    claim = replace(FASTER, needs=Needs(accelerator="real", board="A100", devices=4))
+    found = evaluate(claim, [replace(one, accelerator=label, devices=devices) for one in BOTH])
+    assert found.verdict == (NOT_CHECKED if reason else PASS)
+    assert not reason or found.reason == reason
+
+
+def test_claims_of_constant_epochs_and_equal_loaders_are_of_no_step_that_makes_them_so() -> None:
+    for one in make_definitions():
+        if one.id.startswith("emlio_"):
+            assert one.needs.accelerator == "published", one.id
+        if "A100" in one.claim or "V100" in one.claim:
+            assert one.needs.board and one.needs.board in one.claim, one.id
+    scaled = {one.figure for one in make_definitions() if one.needs.accelerator == "scaled"}
+    assert scaled == {"latency_training"}
 
 
 def test_estimated_joules_are_not_even_shown() -> None:

@@ -12,16 +12,23 @@ from harness.config.validation import Section
 from harness.report.claims.words import Bound, Style
 
 Side = Literal["both", "of", "over"]
+Accelerator = Literal["real", "computed", "published", "scaled", "emulated", "any"]
+"""Which steps a claim allows.
+
+real: a GPU computes them | computed: a GPU or the CPU does | published: a GPU does, or an emulated step lasts as long
+as published for samples of this size | scaled: as published, or that length times a factor | emulated: there is a
+step, of whatever kind | any: also without any step.
+"""
 
 
 class Needs(Section):
     """Conditions on a run for a claim to be judged on it."""
 
-    accelerator: Literal["real", "published", "emulated", "any"] = "any"
-    """real: something is computed | published: or a step is emulated whose length somebody has measured, not assumed |
-    emulated: there is a step, of whatever kind | any: also without any step."""
+    accelerator: Accelerator = "any"
+    board: str = ""
+    """Part of the name of the GPU's board: A100."""
     devices: int = Field(default=1, ge=1)
-    """Least number of real accelerators of a cell's ranks."""
+    """Least number of real accelerators of a cell's ranks; where a board is named, their number."""
     samples: int = Field(default=1, ge=1)
     """Least number of samples of an epoch."""
     epoch_s: float = Field(default=0.0, ge=0)

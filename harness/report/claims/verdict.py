@@ -8,10 +8,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from harness.report.claims.definition import Definition
+from harness.report.claims.definition import Definition, Needs
 from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import Row
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
+from harness.report.claims.steps import find_unmet
 from harness.report.claims.words import (
     FAIL,
     INCONCLUSIVE,
@@ -162,20 +163,11 @@ def _invented(definition: Definition, rows: Sequence[Row]) -> str:
 
 def _lacking(definition: Definition, found: _Finding) -> str:
     """Return what the run would have to have for the claim to be judged."""
-    needs, rows, lacking = definition.needs, found.rows, []
-    if needs.accelerator != "any":
-        labels = dict.fromkeys(row.accelerator for row in rows)
-        if not all(labels):
-            lacking.append("the accelerator is not known")
-        elif any(label.startswith("none") for label in labels):
-            lacking.append("there is no accelerator")
-        elif needs.accelerator == "real" and any(label.startswith("emulated") for label in labels):
-            lacking.append("the accelerator is emulated")
-        elif needs.accelerator == "published" and any("assumed" in label for label in labels):
-            lacking.append("the step's length is assumed")
+    needs, rows = definition.needs, found.rows
+    lacking: list[str] = []
+    lacking += dict.fromkeys(reason for row in rows for reason in find_unmet(needs.accelerator, row))
     lacking += _unordered(definition, rows)
-    if needs.devices > 1 and (devices := min(row.devices for row in rows)) < needs.devices:
-        lacking.append(f"{devices} of the {needs.devices} devices that the claim is of")
+    lacking += _other_boards(needs, rows)
     if (samples := min(_count(row.labels.get("samples")) for row in rows)) < needs.samples:
         lacking.append(f"an epoch of {samples} samples, where the claim needs {needs.samples}")
     shortest = min(median(row.values.get("duration_s", 0.0) for row in one.rows) for one in found.samples)
@@ -187,6 +179,18 @@ def _lacking(definition: Definition, found: _Finding) -> str:
     if (repeats := min(map(len, groups))) < needs.repeats:
         lacking.append(f"{repeats} repeats, where the claim needs {needs.repeats}")
     return "; ".join(lacking)
+
+
+def _other_boards(needs: Needs, rows: Sequence[Row]) -> list[str]:
+    """Return that the GPUs are too few, or not those that a claim is of; with a board named, more are as wrong."""
+    others = [row for row in rows if row.accelerator.startswith("cuda") and needs.board not in row.accelerator]
+    lacking = [f"the accelerator is no {needs.board}"] if others else []
+    fewest, most = min(row.devices for row in rows), max(row.devices for row in rows)
+    if fewest < needs.devices and (needs.devices > 1 or needs.board):
+        lacking.append(f"{fewest} of the {needs.devices} devices that the claim is of")
+    elif needs.board and most > needs.devices:
+        lacking.append(f"{most} devices, where the claim is of {needs.devices}")
+    return lacking
 
 
 def _count(samples: object) -> int:

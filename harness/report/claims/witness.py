@@ -143,6 +143,6 @@ def _make_rows(definition: Definition, labels: dict[str, object], number: float)
                 key=key,
                 values={**values, definition.metric: number},
                 verdict="valid",
-                accelerator="cuda: a board",
+                accelerator=f"cuda: {needs.board or 'a board'}",
                 devices=needs.devices,
             )
