@@ -3,7 +3,7 @@
 A page has a pair of markers where a table belongs, and all that is between them is generated:
 
     <!-- measured: NAME PART PART -->    the lines of a benchmark's parts; without parts, of all
-    <!-- printed: NAME PART -->          what a program printed that the benchmark ran
+    <!-- printed: NAME PART -->          what a program printed that the benchmark ran, and what its medians leave out
     <!-- end -->
 
 `python benchmarks/tables.py` writes the pages; `--check` writes nothing, and exits 1 where a page differs from the raw
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raw_runs import RESULTS, Part, load_parts
+from start_up import write_start_up
 
 REPO: Final = Path(__file__).resolve().parents[1]
 MARKED: Final = re.compile(r"(<!-- (measured|printed): ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -84,13 +85,15 @@ def write_tables(parts: dict[str, Part | None]) -> Iterator[str]:
 
 
 def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
-    """Return Markdown: the printed text, and below it where it was measured."""
+    """Return Markdown: the printed text, where it was measured, and the start-up where the run's epochs are kept."""
     for name, part in parts.items():
-        texts = [line["raw"]["text"] for line in part["lines"] if "text" in line["raw"]] if part else []
-        if part is None or not texts:
+        raws = [line["raw"] for line in part["lines"] if "text" in line["raw"]] if part else []
+        if part is None or not raws:
             yield f"{name}: no raw run is kept."
             continue
-        yield from ("```", *texts[0].splitlines(), "```", "", f"{_where(part)}, {_load([part])}.")
+        yield from ("```", *raws[0]["text"].splitlines(), "```", "", f"{_where(part)}, {_load([part])}.")
+        if "epochs" in raws[0]:
+            yield from ("", *write_start_up(raws[0]["epochs"]))
 
 
 def _where(part: Part | None) -> str | None:
