@@ -233,6 +233,9 @@ class Tolerances(Section):
     link_pause_ms: Number = 200.0
     link_held_ms: Number = 10.0
     link_held_pct: Number = 5.0
+    early_bytes_pct: Number = 1.0
+    early_cpu_pct: Number = 10.0
+    early_cpu_s: Number = 0.5
 
 
 class Experiment(Section):

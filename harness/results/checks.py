@@ -19,6 +19,7 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.cells import HostRecord
 from harness.results.disturbance import LinkPings, measure_others, summarize_pings
+from harness.results.early import measure_early
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
 from harness.results.ranks import rank_rows
@@ -38,7 +39,7 @@ RULES = frozenset(
         *("rtt_before", "rtt_after", "rate_before", "rate_after", "jitter_before", "jitter_after"),
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
-        *("exactly_once", "loader_bytes", "shuffled", "others_cpu", "steal", "alone", "spread"),
+        *("exactly_once", "loader_bytes", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
         *("sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
     }
 )
@@ -52,6 +53,8 @@ SPREAD_ERROR = 0.889
 FEW = 64
 """Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
 QUANTILES = 400
+EARLY_BYTES = 2**16
+"""Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
@@ -175,6 +178,7 @@ def judge(
 def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
     yield from _check_link(data, row, tolerances)
     yield from _list_sample_checks(data, row)
+    yield _check_early_work(data, row, tolerances)
     yield _check_missed_ticks(data, row, tolerances)
     for host in data.cell.hosts:
         yield _check_host_ticks(data, row, tolerances, host)
@@ -325,6 +329,25 @@ def _check_shuffled(data: CellData, row: EpochRow) -> Check:
     if not same:
         return _make_check(row, "shuffled", expected, "its own", PASS)
     return _make_check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
+
+
+def _check_early_work(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    """Judge what the loader received and computed before the epoch's clock began, without the set-up of the cell."""
+    few = f"{tolerances.early_bytes_pct:g} % of the epoch's bytes and {tolerances.early_cpu_pct:g} % of its CPU seconds"
+    expected = f"at most {few} between set-up or the epoch before and the epoch's clock"
+    early = measure_early(data.events, row.epoch)
+    if early is None:
+        return _make_check(row, "early_work", expected, "not counted: the run is from before it was", WARN)
+    if early.cpu_s is None or early.epoch_cpu_s is None or (early.rx_bytes is None and not data.cell.regime.is_local):
+        return _make_check(row, "early_work", expected, "not measured", UNKNOWN)
+    most_bytes = max(EARLY_BYTES, row.bytes * tolerances.early_bytes_pct / 100)
+    most_s = max(
+        tolerances.early_cpu_s * max(1, len(data.cell.ranks)), early.epoch_cpu_s * tolerances.early_cpu_pct / 100
+    )
+    received = "" if early.rx_bytes is None else f"{early.rx_bytes} of {row.bytes} bytes, "
+    actual = f"{received}{early.cpu_s:.2f} s of CPU beside {early.epoch_cpu_s:.2f} s in the epoch"
+    fine = (early.rx_bytes or 0) <= most_bytes and early.cpu_s <= most_s
+    return _make_check(row, "early_work", expected, actual, fine)
 
 
 def _check_missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:

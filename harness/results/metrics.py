@@ -12,6 +12,7 @@ import numpy.typing as npt
 from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
 from harness.results.disturbance import measure_others, summarize_pings
+from harness.results.early import measure_early
 from harness.results.epochs import (
     CellData,
     EpochBatches,
@@ -93,7 +94,7 @@ class EpochMetrics:
     early_cpu_s: float | None = None
     """CPU seconds of the cell and its workers after set-up, or after the epoch before, until the epoch's start."""
     early_rx_bytes: int | None = None
-    """Bytes received on the data interface meanwhile: a loader that prefetched would hide them from the epoch."""
+    """Bytes received on the data interface meanwhile, of several ranks by the node that received most."""
     storage_read_bytes: int | None = None
     """Read from disks where the samples are stored: on one machine by the processes that read samples or serve them, on
     other hosts by all programs. None where it is not counted."""
@@ -141,7 +142,7 @@ def _measure_epoch(
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
     taken, link = measure_others(start, end), summarize_pings(data, start, end)
-    earlier = _find_earlier(data, start)
+    early = measure_early(data.events, start["epoch"])
     carried = data.link.get_epoch(start["epoch"])
     return EpochMetrics(
         cell_id=data.cell.cell_id,
@@ -160,8 +161,8 @@ def _measure_epoch(
         cell_cpu_s=_sum_ranks(data, start, end, "cell_cpu_s"),
         cpu_user_s=_sum_ranks(data, start, end, "cell_user_s"),
         cpu_system_s=_sum_ranks(data, start, end, "cell_system_s"),
-        early_cpu_s=_subtract(earlier, start, "cell_cpu_s"),
-        early_rx_bytes=_subtract(earlier, start, "rx_bytes"),
+        early_cpu_s=None if early is None else early.cpu_s,
+        early_rx_bytes=None if early is None else early.rx_bytes,
         storage_read_bytes=_measure_storage_read(data, start, end),
         read_amplification=_compute_amplification(data, start, end),
         pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
@@ -182,12 +183,6 @@ def _measure_epoch(
         ranks_wait_s=max((row.ranks_wait_s for row in ranks if row.ranks_wait_s is not None), default=None),
         rank_samples_most=max((row.samples for row in ranks), default=None),
     )
-
-
-def _find_earlier(data: CellData, start: CellEvent) -> CellEvent:
-    """Return the end of the epoch before, or of set-up; empty where an older run stored no counters with it."""
-    ends = [one for one in data.events if one["event"] in ("loader_made", "epoch_end")]
-    return max((one for one in ends if one["utc_ns"] <= start["utc_ns"]), key=lambda one: one["utc_ns"], default={})
 
 
 def _measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> int | None:

@@ -43,6 +43,13 @@ def pings(held_ms=0.0, of=0, every_ms=100, lost=0):
     ]
 
 
+def with_setup(data, received=0, cpu_s=0.0):
+    """Return the events of a cell with its set-up, after which it received bytes and used the CPU before its epoch."""
+    start, end = ({**event, "cell_cpu_s": used} for event, used in zip(data.events, (2.0, 4.0), strict=True))
+    made = {"event": "loader_made", "utc_ns": START_TICK - S, "mono_ns": 0, "duration_ns": 1}
+    return [{**made, "rx_bytes": None if received is None else -received, "cell_cpu_s": 2.0 - cpu_s}, start, end]
+
+
 def verdicts(data):
     return judged(data)
 
@@ -53,7 +60,8 @@ def judged(data, **limits):
 
 
 def test_a_good_row_is_valid(remote):
-    valid, rules = verdicts(remote())
+    data = remote()
+    valid, rules = verdicts(replace(data, events=with_setup(data)))
     assert valid == "valid"
     unjudged = {rule for rule, verdict in rules.items() if verdict == "not applicable"}
     assert unjudged == {"spread", "clock_offset", "shuffled"}
@@ -417,6 +425,23 @@ def test_without_a_sensor_or_a_tick_nothing_is_judged(stored):
     start = {**start, "utc_ns": start["utc_ns"] + 10_000_000}
     short = {**end, "utc_ns": start["utc_ns"] + 50_000_000, "duration_ns": 50_000_000}
     assert verdicts(replace(data, events=[start, short]))[1]["missed_ticks"] == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("received", "cpu_s", "verdict"),
+    [(0, 0.0, "pass"), (2**16, 0.5, "pass"), (2**16 + 1, 0.0, "fail"), (0, 0.6, "fail"), (None, 0.0, "unknown")],
+)
+def test_a_loader_that_works_before_the_epoch_s_clock_makes_the_row_invalid(received, cpu_s, verdict, remote):
+    data = remote()
+    made, start, end = with_setup(data, received, cpu_s)
+    assert verdicts(replace(data, events=[made, start, end]))[1]["early_work"] == verdict
+    # What is in the set-up, and what another rank did, does not hide it.
+    other = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in (made, start, end)]
+    idle = {**made, "cell_cpu_s": 2.0, "rx_bytes": 0}
+    found = judged(replace(data, events=[idle, start, end, *other]), early_cpu_pct=0.0)[1]
+    assert found["early_work"] == verdict
+    older = [{key: value for key, value in made.items() if key != "cell_cpu_s"}, start, end]
+    assert verdicts(replace(data, events=older))[1]["early_work"] == "warn"
 
 
 def test_an_epoch_without_a_ping_says_nothing_of_its_link(remote):

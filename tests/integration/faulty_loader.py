@@ -41,6 +41,7 @@ class FaultyLoader(FileLoader):
         return answer
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
+        self._coming = self._faults[epoch] if epoch < len(self._faults) else ""
         fault, n, size = self._faults[epoch - 1], len(self), self._options.batch_size
         order = self._share.order(epoch - 1 if fault == "replays" else epoch)
         if fault == "loses":
@@ -85,9 +86,13 @@ class FaultyLoader(FileLoader):
         self._stole = libc
 
     _stole: ctypes.CDLL | None = None
+    _coming = ""
 
     def stats(self) -> LoaderStats:
-        """Return the counts; the cell asks when the epoch's counters have been read."""
+        """Return the counts; the cell asks after an epoch's counters have been read, and before those of the next."""
+        if self._coming == "reads ahead":
+            for sample in range(len(self)):
+                self._samples.read(sample)
         if self._stole is not None:
             self._stole.umount2(b"/proc/stat", 0)
             self._stole = None

@@ -57,6 +57,7 @@ FAULTS = {
     "invents": ("exactly_once",),
     "miscounts": ("loader_bytes",),
     "replays": ("shuffled",),
+    "reads ahead": ("early_work",),
     "clock is set": ("clock_offset",),
     "stalled agent": ("missed_ticks",),
     "killed agent": ("energy_agent",),
