@@ -152,7 +152,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
         # One reading bounds the epoch of all ranks.
         read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
         for epoch in range(1, spec.epochs + 1):
-            driver.send("ready", epoch=epoch, gpu=_board(step.device))
+            driver.send("ready", epoch=epoch, gpus=_boards(step.device))
             if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
@@ -176,7 +176,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             busy_w=step.power.busy_w if step.power else None,
             idle_w=step.power.idle_w if step.power else None,
             power_citation=step.power.citation if step.power else None,
-            boards=[board] if (board := _board(step.device)) else [],
+            boards=_boards(step.device),
             gradient_bytes=step.gradient_bytes,
         )
         driver.send(
@@ -260,10 +260,10 @@ def _stream_arguments(spec: CellSpec, *, warmup: bool) -> dict[str, object]:
     return given
 
 
-def _board(device: str) -> str | None:
-    """Return the UUID of the GPU that the step runs on, as NVML writes it."""
+def _boards(device: str) -> list[str]:
+    """Return the UUID of the GPU that the step runs on, as NVML writes it; none for a step on the CPU."""
     if device != "cuda":
-        return None
+        return []
     import torch
 
-    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    return [f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]

@@ -118,8 +118,8 @@ class CellState:
     epoch: int = 0
     samples: int = 0
     """Samples of the epoch, or of the warm-up, that the step has trained on."""
-    gpu: str | None = None
-    """Of `ready`: UUID of the GPU that the step runs on."""
+    gpus: Sequence[str] = ()
+    """Of `ready`: UUIDs of the GPUs that the steps of the cell's ranks run on."""
     kind: str = ""
     """Of `failed`: class of the error."""
     message: str = ""

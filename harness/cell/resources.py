@@ -42,46 +42,46 @@ class Resources:
     """Of the data interface since it was made, as are the bytes sent; None for local data."""
     tx_bytes: int | None
     gpu_util: float | None
-    """Share of NVML's last sample period in which a kernel ran on the cell's board, 0 to 1."""
+    """Share of NVML's last sample period in which a kernel ran on the cell's boards, 0 to 1; the mean of them."""
     gpu_mem_bytes: int | None
-    """Used on the cell's board, by whomever."""
+    """Used by any program on that of the cell's boards on which most is used."""
 
 
 SCHEMA: Final = pa.schema([(f.name, pa.float64() if "float" in str(f.type) else pa.int64()) for f in fields(Resources)])
 
 
-class Board:
-    """The GPU that a cell trains on, as NVML shows it."""
+class Boards:
+    """The GPUs that the ranks of a cell train on, as NVML shows them."""
 
-    def __init__(self, uuid: str, library: Path | None = None) -> None:
-        """Find the board; where NVML or the board is not there, everything of it stays unknown."""
+    def __init__(self, uuids: Sequence[str], library: Path | None = None) -> None:
+        """Find the boards; where NVML or one of them is not there, as on another host, everything stays unknown."""
         self._nvml: Any = load(library)
-        self._handle: Any = None
+        self._handles: Sequence[Any] = ()
         if isinstance(self._nvml, Missing):
             self._nvml = None
             return
         try:
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handles = [self._nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
         except self._nvml.NVMLError:
             self.close()
 
     def read(self) -> tuple[float | None, int | None]:
-        """Return utilisation, 0 to 1, and bytes in use; None for what the board does not report."""
-        return self._ask("nvmlDeviceGetUtilizationRates", "gpu", 0.01), self._ask("nvmlDeviceGetMemoryInfo", "used", 1)
+        """Return the mean utilisation, 0 to 1, and the most bytes in use; None for what a board does not report."""
+        percent, used = self._ask("nvmlDeviceGetUtilizationRates", "gpu"), self._ask("nvmlDeviceGetMemoryInfo", "used")
+        return sum(percent) / len(percent) / 100 if percent else None, max(used, default=None)
 
     def close(self) -> None:
         """Let the library go; may be called twice."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
-            self._nvml = self._handle = None
+            self._nvml, self._handles = None, ()
 
-    def _ask(self, function: str, field: str, scale: float) -> Any:
-        if self._nvml is None:
-            return None
+    def _ask(self, function: str, field: str) -> list[int]:
+        """Return a value of each board; none where one does not report it."""
         try:
-            return getattr(getattr(self._nvml, function)(self._handle), field) * scale
+            return [getattr(getattr(self._nvml, function)(handle), field) for handle in self._handles]
         except self._nvml.NVMLError:
-            return None
+            return []
 
 
 class ResourceSampler:
@@ -90,7 +90,7 @@ class ResourceSampler:
     def __init__(self, pids: Sequence[int], interface: str | None, path: Path) -> None:
         """Watch the cell of the processes `pids`, the first of which has the `interface` of its data, if it has one."""
         self._pids, self._interface, self._path = pids, interface, path
-        self._board: Board | None = None
+        self._boards: Boards | None = None
         self._rows: list[Resources] = []
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,10 +102,10 @@ class ResourceSampler:
     def __enter__(self) -> Self:
         return self
 
-    def start(self, gpu: str | None) -> None:
-        """Start to look. `gpu` is the UUID of the board that the cell trains on. A second call does nothing."""
+    def start(self, gpus: Sequence[str]) -> None:
+        """Start to look. `gpus` are the UUIDs of the boards that the cell trains on. A second call does nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(gpu,), name="resources", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(gpus,), name="resources", daemon=True)
             self._thread.start()
 
     def __exit__(
@@ -123,9 +123,9 @@ class ResourceSampler:
         """What looking has cost so far: rows, and the thread's CPU seconds."""
         return {"rows": len(self._rows), "interval_s": INTERVAL_S, "cpu_s": self._cpu_s}
 
-    def _run(self, gpu: str | None) -> None:
+    def _run(self, gpus: Sequence[str]) -> None:
         try:
-            self._board = None if gpu is None else Board(gpu)
+            self._boards = Boards(gpus) if gpus else None
             due = time.monotonic()
             while not self._left.is_set():
                 if (row := self._look()) is None:
@@ -138,8 +138,8 @@ class ResourceSampler:
         except BaseException as error:  # noqa: BLE001 - raised where the context is left
             self._failure = error
         finally:
-            if self._board is not None:
-                self._board.close()
+            if self._boards is not None:
+                self._boards.close()
 
     def _look(self) -> Resources | None:
         """Return a row; None once the cell has ended."""
@@ -151,7 +151,7 @@ class ResourceSampler:
         before, self._host = self._host, host_cpu_s()
         busy, total = self._host[0] - before[0], self._host[1] - before[1]
         read, written = disk_bytes() or (None, None)
-        gpu_util, gpu_mem = self._board.read() if self._board is not None else (None, None)
+        gpu_util, gpu_mem = self._boards.read() if self._boards is not None else (None, None)
         row = Resources(
             utc_ns=time.time_ns(),
             cpu_util=min(1.0, max(0.0, busy / total)) if total > 0 else None,

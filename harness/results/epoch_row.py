@@ -54,7 +54,7 @@ class EpochRow:
     cpu_util: float | None
     """Utilisation of all processors of the host, 0 to 1."""
     gpu_util: float | None
-    """Utilisation of the cell's board, 0 to 1."""
+    """Mean utilisation of the cell's boards, 0 to 1."""
     cpu_j: float | None
     dram_j: float | None
     gpu_j: float | None

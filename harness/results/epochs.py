@@ -173,7 +173,7 @@ def select_rows(resources: Iterable[Resources], start: CellEvent, end: CellEvent
 
 
 def compute_gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
-    """Return the mean utilisation of the cell's board between two events, 0 to 1; None when it was not seen."""
+    """Return the mean utilisation of the cell's boards between two events, 0 to 1; None when it was not seen."""
     known = [row.gpu_util for row in select_rows(data.resources, start, end) if row.gpu_util is not None]
     return sum(known) / len(known) if known else None
 

@@ -69,8 +69,9 @@ class EpochMetrics:
     """On the data interface; None for local data."""
     tx_bytes: int | None
     gpu_util: float | None
-    """Mean over the epoch, 0 to 1."""
+    """Mean over the epoch and the cell's boards, 0 to 1."""
     gpu_mem_peak_bytes: int | None
+    """Of the board on which most was used."""
     others_cpu_s: float | None
     """CPU seconds of processes that are not of the run."""
     steal_s: float | None

@@ -308,7 +308,7 @@ def _run_epochs(
                 epoch = state.epoch
                 if epoch == 1 or context.experiment.testbed.cold == "epoch":
                     outcome.caches = context.testbed.drop_caches(outcome.access.source, outcome.access.parts)
-                sampler.start(state.gpu)
+                sampler.start(state.gpus)
                 if watch is not None:
                     watch.start()
                 before, read = context.link_counters(), context.testbed.storage_disk_bytes()

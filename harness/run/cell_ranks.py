@@ -140,7 +140,8 @@ class CellRanks:
             boards = [board for one in states if one.accelerator for board in one.accelerator.boards or ()]
             accelerator = replace(accelerator, boards=list(dict.fromkeys(boards)))
         samples = sum(one.samples for one in states)
-        return replace(states[0], samples=samples, stats=stats, accelerator=accelerator)
+        gpus = list(dict.fromkeys(gpu for one in states for gpu in one.gpus))
+        return replace(states[0], samples=samples, stats=stats, accelerator=accelerator, gpus=gpus)
 
     def _wait(self, timeout_s: float, but: Collection[int]) -> None:
         poller = select.poll()

@@ -312,5 +312,6 @@ def test_hosts_that_cannot_run_an_experiment_are_refused_before_anything_starts(
 
 def test_boards_of_all_ranks_are_counted_once():
     records = [AcceleratorRecord(kind="cuda", boards=boards) for boards in (["GPU-a"], ["GPU-b"], ["GPU-b"])]
-    states = [CellState(state="done", accelerator=record) for record in records]
+    states = [CellState(state="done", accelerator=record, gpus=record.boards) for record in records]
     assert CellRanks._together(states).accelerator.boards == ["GPU-a", "GPU-b"]
+    assert CellRanks._together(states).gpus == ["GPU-a", "GPU-b"]

@@ -34,11 +34,11 @@ os.kill(pid, 9)
 BOARD = """
 import json, sys
 from pathlib import Path
-from harness.cell.resources import Board
-board = Board(sys.argv[2], Path(sys.argv[1]))
-print(json.dumps(board.read()))
-board.close()
-board.close()
+from harness.cell.resources import Boards
+boards = Boards(sys.argv[2:], Path(sys.argv[1]))
+print(json.dumps(boards.read()))
+boards.close()
+boards.close()
 """
 
 
@@ -53,7 +53,7 @@ def cell():
 def rows_until(sampler, path, done, timeout_s=20.0):
     """Sample until `done` holds for the rows so far; they are written when the sampler is left."""
     with sampler:
-        sampler.start(None)
+        sampler.start(())
         deadline = time.monotonic() + timeout_s
         while not done(sampler._rows):
             assert time.monotonic() < deadline
@@ -106,7 +106,7 @@ def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
     path = tmp_path / "resources.parquet"
     sampler = ResourceSampler([cell.pid], None, path)
     with sampler:
-        sampler.start(None)
+        sampler.start(())
         while not sampler._rows:
             time.sleep(0.01)
         cell.communicate()
@@ -141,9 +141,9 @@ def test_the_host_s_disks_are_counted_once_each_as_psutil_counts_them():
     assert all(low <= found <= high for low, found, high in zip(before, ours, after, strict=True))
 
 
-def board_read(library, control, uuid):
+def read_boards(library, control, *uuids):
     environment = {**os.environ, "PYTHONPATH": str(REPO), "FAKE_NVML": str(control)}
-    argv = [sys.executable, "-c", BOARD, str(library), uuid]
+    argv = [sys.executable, "-c", BOARD, str(library), *uuids]
     return json.loads(subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
@@ -155,7 +155,15 @@ def library(tmp_path_factory):
 def test_the_board_of_the_cell_tells_utilisation_and_memory(library, tmp_path):
     boards = fake.Boards(tmp_path / "boards")
     boards(2, util_pct={0: 12, 1: 87}, used_mib={1: 1024})
-    assert board_read(library, boards.control, "GPU-00000001") == [pytest.approx(0.87), 1 << 30]
+    assert read_boards(library, boards.control, "GPU-00000001") == [pytest.approx(0.87), 1 << 30]
+
+
+def test_of_several_boards_the_mean_utilisation_and_the_most_memory_count(library, tmp_path):
+    boards = fake.Boards(tmp_path / "boards")
+    boards(3, util_pct={0: 10, 1: 90, 2: 80}, used_mib={0: 2, 1: 1024, 2: 4096})
+    both = ("GPU-00000000", "GPU-00000001")
+    assert read_boards(library, boards.control, *both) == [pytest.approx(0.5), 1 << 30]
+    assert read_boards(library, boards.control, *both, "GPU-of-another-host") == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -170,4 +178,4 @@ def test_the_board_of_the_cell_tells_utilisation_and_memory(library, tmp_path):
 def test_what_a_board_does_not_tell_is_unknown(library, tmp_path, state, uuid, told):
     boards = fake.Boards(tmp_path / "boards")
     boards(1, **state)
-    assert board_read(library, boards.control, uuid) == told
+    assert read_boards(library, boards.control, uuid) == told
