@@ -448,12 +448,14 @@ def _check_disturbance(data: CellData, row: EpochRow, tolerances: Tolerances) ->
     """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
     start, end = find_epoch_edges(data.events)[row.epoch]
     taken = measure_others(start, end)
-    unseen = "not counted: the run is from before it was, or the machine does not count it"
     few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
     expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
     if taken is None:
-        yield _make_check(row, "others_cpu", expected, unseen, WARN)
-        yield _make_check(row, "steal", stolen, unseen, WARN)
+        unseen = ("not counted: the run is from before it was", WARN)
+        if all("cpu_at_s" in event for event in (start, end)):
+            unseen = ("not measured: the kernel does not count what the processors do", UNKNOWN)
+        yield _make_check(row, "others_cpu", expected, *unseen)
+        yield _make_check(row, "steal", stolen, *unseen)
     else:
         capacity_s = taken.cpus * taken.span_s
         allowed_s = taken.span_s * min(taken.cpus * tolerances.others_cpu_pct / 100, tolerances.others_cpus)

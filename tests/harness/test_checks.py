@@ -283,6 +283,12 @@ def test_a_run_from_before_others_were_counted_warns_and_stays_valid(remote):
     assert {rules[rule] for rule in ("others_cpu", "steal", "link_pause", "link_held")} == {"warn"}
 
 
+def test_a_machine_that_does_not_count_what_its_processors_do_makes_the_row_invalid(stored, quiet):
+    valid, rules = verdicts(disturbed(stored(), quiet, cpu_idle_s=0.0))
+    assert (rules["others_cpu"], rules["steal"]) == ("unknown", "unknown")
+    assert "others_cpu (not measured: the kernel does not count" in valid
+
+
 def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
     data = stored()
     crowded = change(data, cell={"other_runs": ["abc123"]})
