@@ -25,6 +25,7 @@ LOADER_COLOURS = {
     "pytorch_unordered": "#8c564b",
     "dali": "#3b78b8",
     "spdl": "#2f9e8a",
+    "spdl_stages": "#8fcfc2",
     "fixed": INK,
     "streaming": "#8a5fb0",
     "streaming_emlio": "#b79ad0",
