@@ -61,7 +61,7 @@ def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, fl
     if net_j is None or busy_s <= 0:
         return dict.fromkeys(PARTS)
     known = {name: value for name, value in used_s.items() if value is not None and name in PARTS}
-    # The counters of processes and of the host are not read at one instant.
+    # The counters of processes and of the host are not read at one instant. The rule `cpu_parts` shows an excess.
     whole_s = max(busy_s, sum(known.values()))
     parts = {name: net_j * value / whole_s for name, value in known.items()}
     return {**dict.fromkeys(PARTS), **parts, "other": net_j - sum(parts.values())}
@@ -70,10 +70,24 @@ def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, fl
 def count_cpu_s(
     events: Iterable[CellEvent], start: CellEvent, end: CellEvent
 ) -> tuple[float, Mapping[str, float | None]]:
-    """Return the CPU seconds of one machine in an epoch, and those by part. `events` are those of all ranks on it."""
-    busy_s = end["cpu_busy_s"] - start["cpu_busy_s"] - (end.get("cpu_steal_s", 0.0) - start.get("cpu_steal_s", 0.0))
+    """Return the CPU seconds of one machine in an epoch, and those by part. `events` are those of all ranks on it.
+
+    The whole is the time in which the processors were not idle. The kernel times that, as it times the run of each
+    process. It may only sample which processor is busy at its ticks, and miss what runs between them.
+    """
+    steal_s = end.get("cpu_steal_s", 0.0) - start.get("cpu_steal_s", 0.0)
+    whole_s = end["cpu_busy_s"] - start["cpu_busy_s"] - steal_s
+    if "cpu_at_s" in start and end.get("cpu_idle_s", 0.0) > 0:
+        idle_s = end["cpu_idle_s"] - start["cpu_idle_s"]
+        whole_s = end["cpus"] * (end["cpu_at_s"] - start["cpu_at_s"]) - idle_s - steal_s
     used = {name: _growth(start, end, counter) for name, counter in _COUNTERS.items()}
-    return busy_s, {"loader": _cell_cpu_s(events, start["epoch"]), **used}
+    return whole_s, {"loader": _cell_cpu_s(events, start["epoch"]), **used}
+
+
+def compute_cpu_excess(whole_s: float, used_s: Mapping[str, float | None]) -> tuple[float, float]:
+    """Return the CPU seconds of the parts of a host, and by how many they exceed those of its processors."""
+    parts_s = sum(value for name, value in used_s.items() if value is not None and name in PARTS)
+    return parts_s, parts_s - whole_s
 
 
 def add_parts(hosts: Sequence[Parts]) -> Parts:

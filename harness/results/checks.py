@@ -17,6 +17,7 @@ from energymon import Event, missed_ticks
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
+from harness.results.attributed import compute_cpu_excess, count_cpu_s
 from harness.results.cells import HostRecord
 from harness.results.disturbance import LinkPings, measure_others, summarize_pings
 from harness.results.early import measure_early
@@ -40,7 +41,7 @@ RULES = frozenset(
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
         *("exactly_once", "loader_bytes", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
-        *("sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
+        *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
     }
 )
 """Names of the rules; HOST stands for the name of another host."""
@@ -55,6 +56,8 @@ FEW = 64
 QUANTILES = 400
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
+MOST_EXCESS = 0.03
+"""Share of a host's CPU seconds by which those of the run's processes there may exceed them."""
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
@@ -187,6 +190,7 @@ def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterabl
     yield _check_agent(data, row)
     yield _check_clock(data, row, tolerances)
     yield _check_alone(data, row)
+    yield _check_cpu_parts(data, row)
     yield from _check_disturbance(data, row, tolerances)
 
 
@@ -442,6 +446,22 @@ def _check_alone(data: CellData, row: EpochRow) -> Check:
     others = data.cell.other_runs
     found = f"{len(others)} other: {', '.join(others)}" if others else ""
     return _warn(row, "alone", "no other run on this machine: each counts the CPU joules of both", found, "none seen")
+
+
+def _check_cpu_parts(data: CellData, row: EpochRow) -> Check:
+    """Warn of processes that used more CPU than there was: the CPU's joules then leave too little for `other_j`."""
+    expected = f"the run's processes use the CPU time of the processors, or at most {100 * MOST_EXCESS:g} % more"
+    counted = {"": count_cpu_s(data.events, *find_epoch_edges(data.events)[row.epoch])}
+    if data.cell.hosts:
+        used = {host: epochs.get(row.epoch, {}) for host, epochs in data.cell.host_cpu_s.items()}
+        counted = {f" on {host}": (parts.get("busy", 0.0), parts) for host, parts in used.items()}
+    texts, found = [], []
+    for where, (whole_s, parts) in counted.items():
+        parts_s, excess_s = compute_cpu_excess(whole_s, parts)
+        texts.append(f"{parts_s:.2f} s of {whole_s:.2f} s{where}")
+        if excess_s > whole_s * MOST_EXCESS + ROUNDING_S:
+            found.append(texts[-1])
+    return _warn(row, "cpu_parts", expected, "; ".join(found), "; ".join(texts))
 
 
 def _check_disturbance(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:

@@ -226,8 +226,7 @@ def count_cpu(run_id: str, agent_pid: int | None) -> dict[str, float]:
     if agent_pid is not None:
         roots["monitor"] = [agent_pid]
     counted = {name: cpu_s({pid for root in pids for pid in family(root)}) for name, pids in roots.items() if pids}
-    host = host_cpu()
-    return {"busy": host.busy_s - host.steal_s, **counted}
+    return {"busy": host_cpu().used_s(time.monotonic()), **counted}
 
 
 def _part_of(argv: Sequence[str]) -> str | None:

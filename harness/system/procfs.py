@@ -37,6 +37,13 @@ class HostCpu:
     steal_s: float
     """Taken by the other guests of the machine that this one is a guest of."""
 
+    def used_s(self, at_s: float) -> float:
+        """Return the CPU seconds until an instant of the monotonic clock, from an unknown start; 0 where unknown.
+
+        The kernel times idle processors. Which of them are busy it may only sample at its ticks.
+        """
+        return self.cpus * at_s - self.idle_s - self.steal_s if self.idle_s > 0 else 0.0
+
 
 def own_cpu() -> HostCpu:
     """Return what the processors did that this process may run on, as `taskset` says; all zero where unknown."""

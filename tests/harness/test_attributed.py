@@ -49,7 +49,7 @@ def test_an_emulated_board_idles_at_its_published_power(stored):
 
 def test_cpu_joules_net_of_idle_go_by_cpu_time_and_add_up(stored):
     used = {"cell_cpu_s": 2.0, "daemon_cpu_s": 0.5, "mount_cpu_s": 0.25, "link_cpu_s": 0.75, "monitor_cpu_s": 0.1}
-    (row,) = make_epoch_rows(with_baseline(stored(), counters={**used, "cpu_busy_s": 4.1, "cpu_steal_s": 0.1}))
+    (row,) = make_epoch_rows(with_baseline(stored(), counters={**used, "cpu_idle_s": 3.9, "cpu_steal_s": 0.1}))
     found = parts_of(row)
     assert found == {
         "loader": pytest.approx(120.0),
@@ -72,6 +72,12 @@ def test_processes_that_were_read_later_than_the_host_get_no_more_than_there_is(
     used = {"cell_cpu_s": 4.5, "link_cpu_s": 0.5, "cpu_steal_s": 0.0}
     (row,) = make_epoch_rows(with_baseline(stored(), counters=used))
     assert (row.loader_j, row.link_j, row.other_j) == (pytest.approx(216.0), pytest.approx(24.0), pytest.approx(0.0))
+
+
+def test_the_whole_is_the_time_in_which_processors_were_not_idle_and_not_what_ticks_saw_busy(stored):
+    timed = {"cell_cpu_s": 4.5, "cpu_busy_s": 4.0, "cpu_at_s": 4.0, "cpu_idle_s": 2.9, "cpu_steal_s": 0.1, "cpus": 2}
+    (row,) = make_epoch_rows(with_baseline(stored(), counters=timed))
+    assert (row.loader_j, row.other_j) == (pytest.approx(216.0), pytest.approx(24.0))
 
 
 def test_several_ranks_on_one_host_are_one_loader(stored):

@@ -19,7 +19,9 @@ from loaders.pipelines.callables import AnyTransform
 from loaders.shared.file_loader import FileLoader
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
-STOLEN_TICKS = 100
+SHIFTED_TICKS = 100
+IDLE, STEAL = 4, 8
+"""Columns of /proc/stat."""
 
 
 class FaultyLoader(FileLoader):
@@ -60,18 +62,18 @@ class FaultyLoader(FileLoader):
             yield Batch(ids, torch.zeros(len(ids), 1), torch.zeros(len(ids)), nbytes)
             if not start:
                 self._ask(fault)
-        if fault == "steal":
-            self._steal()
+        if fault in ("steal", "loses time"):
+            self._shift(STEAL if fault == "steal" else IDLE)
 
-    def _steal(self) -> None:
-        """Show this thread a /proc/stat in which another guest had the processors for a while."""
+    def _shift(self, column: int) -> None:
+        """Show this thread a /proc/stat in which the processors were stolen, or idle, for a while longer."""
         libc = ctypes.CDLL(None, use_errno=True)
         lines = []
         with Path("/proc/stat").open() as stat:
             for line in stat:
                 fields = line.split()
                 if fields[0].startswith("cpu"):
-                    fields[8] = str(int(fields[8]) + STOLEN_TICKS)
+                    fields[column] = str(int(fields[column]) + SHIFTED_TICKS)
                 lines.append(" ".join(fields) + "\n")
         with tempfile.NamedTemporaryFile("w") as file:
             file.writelines(lines)

@@ -46,6 +46,7 @@ FAULTS = {
     "clean": ("sensors", "alone"),
     "hog": ("others_cpu", "spread"),
     "steal": ("steal",),
+    "loses time": ("cpu_parts",),
     "stalled line": ("link_pause",),
     "farther link": ("link_held",),
     "deaf end": ("pings_lost",),
@@ -74,7 +75,7 @@ OTHER_LINK = (
 OF_RUN = ("same_place", "whole_cell")
 """The second cell runs in another environment, and a byte of the first one is changed."""
 OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
-WARNS = {"energy_agent", "sensors", "alone", "spread", "same_place", "paths"}
+WARNS = {"cpu_parts", "energy_agent", "sensors", "alone", "spread", "same_place", "paths"}
 BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks"}
 """Rules that other work on this machine may break."""
 SECONDS = 0.6
