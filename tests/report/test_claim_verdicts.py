@@ -44,6 +44,7 @@ def row(loader: str, seconds: float | None = None, **changed: Any) -> Row:
         "workload": "unet3d",
         "rtt_ms": 0.0,
         "samples": 60.0,
+        "sample_kb": 115.2,
         **(changed.pop("labels", None) or {}),
     }
     values = {} if seconds is None else {"duration_s": seconds, "total_j": 10 * seconds}
@@ -130,9 +131,10 @@ def test_a_claim_of_a_larger_machine_is_shown_and_not_checked(accelerator: str, 
     [
         ({"samples": 5000}, "an epoch of 60 samples, where the claim needs 5000"),
         ({"epoch_s": 3.0}, "an epoch shorter than 3 s"),
+        ({"sample_kb": [1500, 2500]}, "samples of 115 kB, where the claim is of 1500 to 2500 kB"),
         ({"settled": 2}, "1 settled epochs a cell, where the claim needs 2"),
         ({"repeats": 10}, "3 repeats, where the claim needs 10"),
-        ({"samples": 60, "epoch_s": 1.9, "settled": 1, "repeats": 3}, ""),
+        ({"samples": 60, "sample_kb": [90, 140], "epoch_s": 1.9, "settled": 1, "repeats": 3}, ""),
     ],
 )
 def test_a_run_that_is_too_small_for_a_claim_is_shown_and_not_checked(needs: dict[str, Any], reason: str) -> None:
@@ -430,9 +432,11 @@ def test_an_experiment_that_is_not_to_be_judged_has_no_claims(build_sweep: Calla
     assert judge(read_results(builder.write())) == ()
 
 
-@pytest.mark.parametrize(("second", "verdict"), [(1.0, PASS), (1.1, FAIL)])
-def test_the_same_loader_under_two_names_may_not_differ(
-    build_sweep: Callable[..., Any], second: float, verdict: str
+@pytest.mark.parametrize(
+    ("second", "noise", "verdict"), [(1.0, 0.01, PASS), (1.1, 0.01, FAIL), (1.0, 0.3, INCONCLUSIVE)]
+)
+def test_the_same_loader_under_two_names_may_not_differ_and_noise_does_not_show_that_it_is_equal(
+    build_sweep: Callable[..., Any], second: float, noise: float, verdict: str
 ) -> None:
     builder = build_sweep(figures=("aa",), loaders={"first": {"_target_": "p"}, "second": {"_target_": "p"}}, epochs=3)
     builder.samples, builder.repeats = 600, 10
@@ -440,6 +444,7 @@ def test_the_same_loader_under_two_names_may_not_differ(
     folder = builder.write()
     rows = pd.read_parquet(folder / "epochs.parquet")
     rows["duration_s"] *= np.where(rows["loader"] == "second", second, 1.0)
+    rows["duration_s"] *= 1 + noise * (-1.0) ** rows["repeat"]
     rows.to_parquet(folder / "epochs.parquet", index=False)
     time, energy = judge(read_results(folder))
     assert (time.verdict, energy.verdict) == (verdict, NOT_CHECKED)

@@ -164,7 +164,8 @@ def _store(row: Row) -> dict[str, object]:
     }
     for name in derived.keys() & values.keys():
         values |= derived[name](values[name])
-    return {"stall_s": 0.0, **values, "samples": samples, "energy_source": "cpu=rapl;gpu=nvml"}
+    size = round(1e3 * samples * float(str(row.labels["sample_kb"])))
+    return {"stall_s": 0.0, **values, "samples": samples, "bytes": size, "energy_source": "cpu=rapl;gpu=nvml"}
 
 
 def _make(row_type: Any, values: Mapping[str, object]) -> Any:

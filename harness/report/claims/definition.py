@@ -31,6 +31,8 @@ class Needs(Section):
     """Least number of real accelerators of a cell's ranks; where a board is named, their number."""
     samples: int = Field(default=1, ge=1)
     """Least number of samples of an epoch."""
+    sample_kb: list[float] = Field(default=[], min_length=2, max_length=2, description="a least and a greatest size")
+    """Least and greatest mean size of an epoch's samples, in kB; without, any."""
     epoch_s: float = Field(default=0.0, ge=0)
     """Least median duration of an epoch, of the quickest loader, setting and regime that are compared."""
     settled: int = Field(default=1, ge=1)

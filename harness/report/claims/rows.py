@@ -22,7 +22,7 @@ class Row:
     epoch: int
     labels: Mapping[str, object]
     """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, ranks, the setting of a
-    sweep, and the config's keys as "loader.num_workers"."""
+    sweep, and the config's keys as "loader.num_workers"; and `sample_kb`, the mean size of its samples."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
     values: Mapping[str, float]
@@ -100,9 +100,15 @@ def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, obje
         "regime": regime,
         "rtt_ms": experiment.regimes[regime].rtt_ms,
         "samples": record["samples"],
+        "sample_kb": _divide(record["bytes"], 1e3 * _divide(record["samples"], 1)),
         "ranks": record["ranks"],
         "setting": None if math.isnan(float(str(record["setting"]))) else record["setting"],
     }
+
+
+def _divide(above: object, below: float) -> float:
+    """Return a ratio; 0 where it is not known."""
+    return float(above) / below if isinstance(above, int | float) and below else 0.0
 
 
 def _values(record: Mapping[str, object]) -> Mapping[str, float]:

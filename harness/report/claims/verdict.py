@@ -24,7 +24,7 @@ from harness.report.claims.words import (
     written,
 )
 from harness.report.intervals import Estimate, Interval, combine, divide
-from harness.report.labels import percent
+from harness.report.labels import percent, significant
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,8 @@ def _lacking(definition: Definition, found: _Finding) -> str:
     lacking += _other_boards(needs, rows)
     if (samples := min(_count(row.labels.get("samples")) for row in rows)) < needs.samples:
         lacking.append(f"an epoch of {samples} samples, where the claim needs {needs.samples}")
+    if needs.sample_kb and (others := _find_other_size(needs.sample_kb, rows)):
+        lacking.append(others)
     shortest = min(median(row.values.get("duration_s", 0.0) for row in one.rows) for one in found.samples)
     if shortest < needs.epoch_s:
         lacking.append(f"an epoch shorter than {needs.epoch_s:g} s")
@@ -191,6 +193,14 @@ def _other_boards(needs: Needs, rows: Sequence[Row]) -> list[str]:
     elif needs.board and most > needs.devices:
         lacking.append(f"{most} devices, where the claim is of {needs.devices}")
     return lacking
+
+
+def _find_other_size(ends: Sequence[float], rows: Sequence[Row]) -> str:
+    """Return that samples are smaller or larger than those of a claim; empty where they are not."""
+    sizes = [float(str(row.labels.get("sample_kb", 0.0))) for row in rows]
+    others = [size for size in sizes if not ends[0] <= size <= ends[1]]
+    told = f"where the claim is of {ends[0]:g} to {ends[1]:g} kB"
+    return f"samples of {significant(others[0])} kB, {told}" if others else ""
 
 
 def _count(samples: object) -> int:

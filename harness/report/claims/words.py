@@ -32,13 +32,16 @@ STYLES: Final[Mapping[str, Style]] = {
 NEAR_BEST: Final = 0.95
 """Share of the best value from which on the knee is reached, and more workers are worth no more."""
 
+EQUAL_WITHIN: Final = 0.05
+"""Half the width, as a share of the value, of the widest interval that shows two numbers to be equal."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What the paper's number is to ours, and how far ours may be off."""
 
     kind: str
-    """above, below, at_least, at_most or within; above and below are strict. equal: no difference is found."""
+    """above, below, at_least, at_most or within; above and below are strict. equal: no difference shows."""
     paper: float
     shown: str = ""
     """The paper's number in its own words, where they say more."""
@@ -88,12 +91,14 @@ class Bound:
     def judge(self, interval: Interval) -> Verdict:
         """Return PASS where every value of an interval passes, FAIL where none does, else INCONCLUSIVE.
 
-        `equal` is about the interval itself: PASS where it holds the value, for no difference is found then.
+        `equal` is about the interval itself: PASS where it holds the value and is narrow, for a wide one holds it
+        whatever differs.
         """
         if self.misses(interval):
             return FAIL
-        whole = self.kind == "equal" or (self.holds(interval.low) and self.holds(interval.high))
-        return PASS if whole else INCONCLUSIVE
+        if self.kind == "equal":
+            return PASS if (interval.high - interval.low) / 2 <= EQUAL_WITHIN * self.paper else INCONCLUSIVE
+        return PASS if self.holds(interval.low) and self.holds(interval.high) else INCONCLUSIVE
 
     def expected(self, style: Style) -> str:
         """Write the paper's number."""
@@ -115,7 +120,9 @@ class Bound:
             first, last = (high, low) if saving else (low, high)
             return f"passes at {first}" if first == last else f"passes from {first} to {last}"
         if self.kind == "equal":
-            return f"passes where the interval holds {low}"
+            return f"passes where the interval holds {low} and is at most {2 * EQUAL_WITHIN:.0%} wide".replace(
+                "%", " %"
+            )
         if self.kind in ("above", "below"):
             return f"passes {'above' if (self.kind == 'above') != saving else 'below'} {low}"
         edge = low if self.kind == "at_least" else high
