@@ -67,6 +67,10 @@ class EpochRow:
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
     net_j: float | None = None
     """`total_j` without what the hosts draw idle; may be negative. None without a baseline of each part."""
+    j_per_gb: float | None = None
+    """`total_j` per 10^9 bytes of the samples. None where joules are unknown, and in folders from before the column."""
+    j_per_sample: float | None = None
+    """`total_j` per sample, likewise."""
     stalled_j: float | None = None
     """Joules of the accelerator while the step waited for batches. None where no board is measured or emulated."""
     loader_j: float | None = None

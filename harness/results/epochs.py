@@ -233,6 +233,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         storage_j=_sum_j(storing) if cell.hosts else None,
         energy_error_j=total.error_j if total else None,
         net_j=total.net_j if total else None,
+        j_per_gb=_divide(total, nbytes / 1e9),
+        j_per_sample=_divide(total, samples),
         stalled_j=_stalled_joules(data, own, lead, start, batches),
         **by_part,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
@@ -303,6 +305,10 @@ def _all_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[Component
     known = all(node.total is not None for node in nodes)
     summed = [replace(add_up(of), name=name) for name, of in parts.items() if of]  # type: ignore[arg-type]
     return [one for one in summed if known or one.name != "total"]
+
+
+def _divide(total: Component | None, by: float) -> float | None:
+    return None if total is None or total.joules is None or not by else total.joules / by
 
 
 def _sum_j(nodes: Sequence[NodeEnergy]) -> float | None:

@@ -23,6 +23,7 @@ def test_a_row_holds_what_was_stored(stored):
     assert row.cpu_j == pytest.approx(400.0)
     assert row.total_j == pytest.approx(400.0)
     assert row.energy_source == "cpu=rapl-powercap"
+    assert (row.j_per_gb, row.j_per_sample) == (pytest.approx(400.0 / 3e-6), pytest.approx(400.0 / 6))
     assert row.energy_error_j > 0
     assert row.start_utc == "2023-11-14T22:13:20.000000+00:00"
 
@@ -36,6 +37,7 @@ def test_a_row_holds_the_loss_and_jitter_of_its_regime(stored):
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
     (row,) = make_epoch_rows(change(stored(readings=[]), cell={"energy": {"series": []}}))
     assert row.cpu_j is row.dram_j is row.gpu_j is row.total_j is row.energy_error_j is None
+    assert row.j_per_gb is row.j_per_sample is None
     assert row.energy_source == ""
 
 

@@ -129,13 +129,14 @@ def table(spec: Stages, results: Results) -> FigureTable | None:
     estimated = any(group.estimated for place in places for group in place.stages if group is not None)
     est = " est." if estimated else ""
     first, *later = map(spell, spec.stages)
-    heads = ("I/O energy", *(f"J/GB{est} {stage}" for stage in (first, *(f"+ {stage}" for stage in later))))
-    heads += (f"mJ/sample{est} {first}", f"share of joules{est}", "share of time")
+    stages = (first, *(f"+ {stage}" for stage in later))
+    heads = ("I/O energy", *(f"{per}{est} {stage}" for per in ("J/GB", "mJ/sample") for stage in stages))
+    heads += (f"share of joules{est}", "share of time")
     rows = [
         (
             f"{spell(place.loader)}, {labels[place.regime]}" + ("" if place.trusted else " †"),
             *(_written(place.joules_per(stage, "bytes", 1e9)) for stage in range(len(spec.stages))),
-            _written(place.joules_per(0, "samples", 1e3)),
+            *(_written(place.joules_per(stage, "samples", 1e3)) for stage in range(len(spec.stages))),
             _written_share(place.share_j),
             _written_share(place.share_s),
         )
@@ -145,7 +146,7 @@ def table(spec: Stages, results: Results) -> FigureTable | None:
     for regime in results.regimes:
         known = [_published(results, regime, f"{spec.values}/{quantity}") for quantity in ("energy", "time")]
         if any(value is not None for value in known):
-            unknown = [UNKNOWN] * (len(spec.stages) + 1)
+            unknown = [UNKNOWN] * (2 * len(spec.stages))
             rows.append((f"paper, {labels[regime]}", *unknown, *map(percent, known)))
     return FigureTable(heads, tuple(rows), frozenset(range(ours, len(rows))))
 
