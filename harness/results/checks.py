@@ -399,11 +399,12 @@ def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -
 
 def _check_sensors(data: CellData, row: EpochRow) -> Check:
     """Warn of what leaves the row's joules unknown; its times are no worse for it."""
-    unread = [f"{u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
+    unread = [f"not readable: {u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
+    unread += [f"lost: {event.message}" for event in _list_energy_events(data, row) if event.kind == "sensor-lost"]
     expected = "every part of the host that was found is read, or else its domain and the total are unknown"
     if not unread and not data.cell.energy.series:
         return _make_check(row, "sensors", expected, NO_SENSOR, NOT_APPLICABLE)
-    return _warn(row, "sensors", expected, f"not readable: {'; '.join(unread)}" if unread else "", "none unreadable")
+    return _warn(row, "sensors", expected, "; ".join(unread), "none unreadable")
 
 
 def _check_agent(data: CellData, row: EpochRow) -> Check:

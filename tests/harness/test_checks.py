@@ -314,6 +314,14 @@ def test_a_part_of_the_host_that_cannot_be_read_warns(stored):
     assert verdicts(data)[1]["alone"] == "pass"
 
 
+def test_a_sensor_that_is_lost_within_an_epoch_warns(stored):
+    data = stored()
+    for late_ns, verdict in ((1, "warn"), (5 * S, "pass")):
+        at_ns = data.events[0]["utc_ns"] + late_ns
+        energy = {"events": [{"t_ns": at_ns, "node": "n", "kind": "sensor-lost", "message": "package-0 cpu: gone"}]}
+        assert verdicts(change(data, cell={"energy": energy}))[1]["sensors"] == verdict
+
+
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
 def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
     data = stored()

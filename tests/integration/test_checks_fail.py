@@ -43,7 +43,7 @@ pytestmark = [
 ]
 
 FAULTS = {
-    "clean": ("sensors", "alone"),
+    "clean": ("alone",),
     "hog": ("others_cpu", "spread"),
     "steal": ("steal",),
     "loses time": ("cpu_parts",),
@@ -59,13 +59,14 @@ FAULTS = {
     "miscounts": ("loader_bytes",),
     "replays": ("shuffled",),
     "reads ahead": ("early_work",),
+    "lost sensor": ("sensors", "missed_ticks"),
     "clock is set": ("clock_offset",),
     "stalled agent": ("missed_ticks",),
     "killed agent": ("energy_agent",),
     "wrong from here on": ("rtt_after", "rate_after"),
 }
-"""The faults of the first cell's epochs, in their order, and the rules that each is for. Another run, and a part of the
-host that cannot be read, are there from the first epoch on."""
+"""The faults of the first cell's epochs, in their order, and the rules that each is for. Another run is there from the
+first epoch on."""
 OTHER_LINK = (
     *("rtt_before", "rate_before", "jitter_before", "jitter_after"),
     *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
@@ -111,7 +112,7 @@ class Saboteur:
         self.shift = folder / "shift"
         self.shift.write_bytes(struct.pack("q", 0))
         self.cell, self.is_resumed = "", False
-        self.testbed, self.agent = None, None
+        self.testbed, self.agent, self.tree = None, None, None
         self._listener = Listener(self.socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -169,6 +170,12 @@ class Saboteur:
         pid = self.agent.pid
         os.kill(pid, signal.SIGKILL)
         self._wait(lambda: self.agent.pid not in (pid, None))
+
+    def _lost_sensor(self) -> None:
+        counter = self.tree.packages[1]
+        counter.truncate()
+        time.sleep(SECONDS)
+        counter.broken = False
 
     def _clock_is_set(self) -> None:
         # A busy machine may have shown a step already.
@@ -236,9 +243,8 @@ def run_folder(tmp_path_factory):
     source = ROOT / "tests" / "energymon" / "clock" / "shift_clock.c"
     subprocess.run([fake.compiler(), "-O2", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     tree = trees.TREES["intel-two-sockets"](folder / "sys")
-    counter = tree.packages[1].path / "energy_uj"
-    counter.rename(counter.with_name("gone"))
     saboteur, start_testbed, start_agent = Saboteur(folder), driver._start_testbed, driver._start_agent
+    saboteur.tree = tree
     text = EXPERIMENT % (len(FAULTS), saboteur.socket)
     (folder / "conf" / "experiment" / "faults.yaml").write_text(text)
 
@@ -331,6 +337,7 @@ def test_no_rule_refuses_an_epoch_without_a_fault(checks):
     ours = {rule for rules in FAULTS.values() for rule in rules} - WARNS - BUSY - set(FAULTS["wrong from here on"])
     refused = {rule for rule in ours if not verdicts_of(checks, rule, "clean") <= {"pass", "not applicable"}}
     assert refused == set()
+    assert verdicts_of(checks, "sensors", "clean") == verdicts_of(checks, "cpu_parts", "clean") == {"pass"}
 
 
 def test_every_rule_is_shown_to_refuse_a_fault():
