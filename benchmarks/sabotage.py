@@ -91,8 +91,8 @@ class Stage:
 
     @property
     def folder(self) -> Path:
-        """The only run's folder."""
-        return next(iter(sorted(self.results.glob("2*"))))
+        """The last run's folder; one that was killed before it was called `latest` stays beside it."""
+        return (self.results / "latest").resolve()
 
     def in_epoch(self, process: subprocess.Popen[str]) -> Path | None:
         """Wait for an epoch of a cell to begin; returns the cell's folder, None when the run has ended."""
@@ -114,6 +114,9 @@ class Stage:
 
     def whole(self, rows: int) -> None:
         """Judge every valid row by its batches, and how many there are."""
+        if not (self.folder / "epochs.csv").exists():
+            self.faults.append("no epochs.csv")
+            return
         table = pd.read_csv(self.folder / "epochs.csv")
         valid = table[table["valid"] == "valid"]
         self.expect(len(valid) == rows, f"{len(valid)} valid rows, expected {rows}: {list(table['valid'])}")
