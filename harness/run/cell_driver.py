@@ -37,7 +37,7 @@ from harness.results.cells import (
     RankRecord,
     SensorRecord,
 )
-from harness.results.checks import ONE_CLOCK, list_link_bounds
+from harness.results.checks import ONE_CLOCK
 from harness.results.epochs import find_epoch_edges, to_readings_ns
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
@@ -60,6 +60,7 @@ from harness.run.rank_files import (
 from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters
+from harness.testbed.link.bounds import list_link_bounds
 from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
 from harness.testbed.memory import MemoryGroup, limited_memory

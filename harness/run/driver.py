@@ -19,7 +19,6 @@ from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
 from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
-from harness.results.checks import allowed_rtt_ms
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger
@@ -40,6 +39,7 @@ from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.hosts import HostsOfRun, HostsTestbed
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
+from harness.testbed.link.bounds import allowed_rtt_ms
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
 

@@ -7,9 +7,10 @@ import pytest
 
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
-from harness.results.checks import judge, list_link_bounds, predict_jitter
+from harness.results.checks import judge
 from harness.results.epochs import make_epoch_rows
 from harness.testbed.base import ProbeResult
+from harness.testbed.link.bounds import list_link_bounds, predict_jitter
 from harness.testbed.link.watch import Ping
 from tests.harness.records import PROBE, change
 
