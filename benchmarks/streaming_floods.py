@@ -132,7 +132,7 @@ def busy(folder: Path, turns: int) -> Iterator[Line]:
         ratio = median(one / other for one, other in zip(rates[count], rates[BUSY[0]], strict=True))
         measured = f"{ratio:.2f} ({median(rates[count]):.0f} answers/s; {starved[count]} starved, {most[count]:.0f} MB)"
         met = ratio >= 0.5 and not starved[count] and most[count] <= MEMORY_MB
-        raw = {"answers_per_s": rates[count], "starved": starved[count], "mb": most[count]}
+        raw = {"value": ratio, "answers_per_s": rates[count], "starved": starved[count], "mb": most[count]}
         yield Line(f"{count} busy connections over {BUSY[0]}, none starved", ">= 0.5", measured, met, raw)
 
 
