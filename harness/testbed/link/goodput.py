@@ -165,6 +165,8 @@ class FlowMeter:
         if not windows:
             return None
         late = statistics.median(windows[-LATE_WINDOWS:])
+        if not late:
+            return None
         start = next(i for i, window in enumerate(windows) if window >= STEADY_SHARE * late)
         return statistics.median(windows[start:]) * 8 / (WINDOW_BINS * BIN_NS)
 
