@@ -7,6 +7,7 @@ there, and a run that a resume completes. Prints a line a scenario; exits 1 when
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,8 @@ class Stage:
     @property
     def folder(self) -> Path:
         """The last run's folder; one that was killed before it was called `latest` stays beside it."""
-        return (self.results / "latest").resolve()
+        latest = self.results / "latest"
+        return latest.resolve() if latest.is_symlink() else max(self.results.glob("2*"))
 
     def in_epoch(self, process: subprocess.Popen[str]) -> Path | None:
         """Wait for an epoch of a cell to begin; returns the cell's folder, None when the run has ended."""
@@ -334,19 +335,15 @@ def full_disk(stage: Stage) -> None:
         process = stage.start()
         stage.in_epoch(process)
         filler = stage.results / "filler"
-        with filler.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
-            except OSError:
-                pass
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
         stage.expect("full" in stage.ended(process, 5), "the full disk is not named")
-        filler.unlink()
+        filler.unlink(missing_ok=True)
         stage.completed()
 
 
-@contextmanager
+@contextlib.contextmanager
 def disk(folder: Path, size: str) -> Iterator[None]:
     """Put a disk of its own in the place of a folder."""
     folder.mkdir(exist_ok=True)
