@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from harness.system.procfs import (
+    KernelThreads,
     cache_drops,
     cpu_s,
     cpu_split,
     disk_bytes,
     family,
-    kernel_cpu_s,
     nic_bytes,
     own_cpu,
     read_bytes,
@@ -44,6 +44,7 @@ class CellCounters:
     ) -> None:
         self._interface, self._link_pid, self._pids = interface, link_pid, pids
         self._run_pid = os.getpid() if run_pid is None else run_pid
+        self._kernel = KernelThreads()
 
     def read(self) -> dict[str, Any]:
         """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the processors that this process may
@@ -77,7 +78,7 @@ class CellCounters:
             "cpu_irq_s": host.irq_s,
             "cpu_steal_s": host.steal_s,
             "run_cpu_s": cpu_s(run),
-            "kernel_cpu_s": kernel_cpu_s(),
+            "kernel_cpu_s": self._kernel.cpu_s(),
             "run_wait_s": wait_s(run),
             **{f"{name}_cpu_s": self._cpu_s(pids) for name, pids in self._pids.items()},
             "cell_read_bytes": read_bytes(family(os.getpid())),

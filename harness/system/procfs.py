@@ -175,9 +175,23 @@ def cache_drops() -> int | None:
     return None
 
 
-def kernel_cpu_s() -> float:
-    """Return CPU seconds of the kernel's own threads; 0 where they cannot be seen, as in a container."""
-    return cpu_s(kernel_threads())
+class KernelThreads:
+    """The kernel's own threads, of which some end at any moment and take their CPU time along."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}
+        self._ended_s = 0.0
+
+    def cpu_s(self) -> float:
+        """Return their CPU seconds, with those of threads that have ended since the first call, as last seen.
+
+        0 where they cannot be seen, as in a container.
+        """
+        now = {pid: cpu_s((pid,)) for pid in kernel_threads()}
+        # Less than before: the number is another thread's by now.
+        self._ended_s += sum(used_s for pid, used_s in self._seen.items() if now.get(pid, 0.0) < used_s)
+        self._seen = now
+        return self._ended_s + sum(now.values())
 
 
 def kernel_threads(name: str = "") -> tuple[int, ...]:

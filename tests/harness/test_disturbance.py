@@ -9,7 +9,8 @@ import pytest
 
 from harness.cell.counters import CellCounters
 from harness.results.disturbance import measure_others
-from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, own_cpu, wait_s
+from harness.system import procfs
+from harness.system.procfs import KernelThreads, cpu_s, host_cpu, own_cpu, wait_s
 
 pytestmark = pytest.mark.serial
 
@@ -86,5 +87,19 @@ def test_processors_and_kernel_threads_are_counted():
     host = host_cpu()
     assert host.cpus >= 1
     assert host.idle_s > 0
-    assert kernel_cpu_s() >= 0
+    assert KernelThreads().cpu_s() >= 0
     assert wait_s([]) is None
+
+
+def test_a_kernel_thread_that_ends_leaves_its_cpu_time_where_it_was(monkeypatch):
+    used_s = {2: 1.0, 7: 5.0, 9: 0.5}
+    monkeypatch.setattr(procfs, "kernel_threads", lambda: tuple(used_s))
+    monkeypatch.setattr(procfs, "cpu_s", lambda pids: sum(used_s[pid] for pid in pids))
+    threads = KernelThreads()
+    assert threads.cpu_s() == pytest.approx(6.5)
+    del used_s[7]
+    used_s |= {9: 0.75, 11: 0.1}
+    assert threads.cpu_s() == pytest.approx(6.85)
+    used_s[11] = 0.01  # another thread with the number of one that has ended
+    assert threads.cpu_s() == pytest.approx(6.86)
+    assert threads.cpu_s() == pytest.approx(6.86)
