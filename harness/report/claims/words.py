@@ -120,9 +120,7 @@ class Bound:
             first, last = (high, low) if saving else (low, high)
             return f"passes at {first}" if first == last else f"passes from {first} to {last}"
         if self.kind == "equal":
-            return f"passes where the interval holds {low} and is at most {2 * EQUAL_WITHIN:.0%} wide".replace(
-                "%", " %"
-            )
+            return f"passes where the interval holds {low} and is at most {percent(2 * EQUAL_WITHIN)} wide"
         if self.kind in ("above", "below"):
             return f"passes {'above' if (self.kind == 'above') != saving else 'below'} {low}"
         edge = low if self.kind == "at_least" else high
