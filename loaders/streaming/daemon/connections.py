@@ -6,7 +6,6 @@ kernel knows how much a connection has received, and this process may drop its p
 
 from __future__ import annotations
 
-import errno
 import socket
 import struct
 import time
@@ -15,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from loaders.streaming.daemon.listener import refuse_data
+from loaders.streaming.descriptor import on_descriptor
 
 _RECEIVED = struct.Struct("Q")
 _RECEIVED_AT = 128
 """Where struct tcp_info (linux/tcp.h) has tcpi_bytes_received."""
-_ENDED = (errno.EBADF, errno.ENOTSOCK, errno.ENOTCONN, errno.EINVAL)
 _FREE_BYTES, _FREE_BYTES_PER_S = 4096, 300
 """Bytes of handshakes and signs of life, at most."""
 _FRAME_BYTES, _LONG_FRAME_BYTES, _ENCRYPTED_BYTES = 2, 9, 33
@@ -66,18 +65,7 @@ class Connection:
         self._do(lambda own: own.shutdown(socket.SHUT_RDWR))
 
     def _do(self, action: Callable[[socket.socket], _Result]) -> _Result | None:
-        """Do something with ZeroMQ's descriptor; return None where the connection has ended meanwhile."""
-        own: socket.socket | None = None
-        try:
-            own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=self.descriptor)
-            return action(own)
-        except OSError as error:
-            if error.errno not in _ENDED:
-                raise
-            return None
-        finally:
-            if own is not None:
-                own.detach()
+        return on_descriptor(self.descriptor, action)
 
 
 class Connections:

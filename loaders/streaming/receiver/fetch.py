@@ -189,6 +189,14 @@ class Fetch:
         return min(window, int(self._pieces * self._begun)) if self._step else window
 
     def _fill(self) -> None:
+        """Request batches where there is room; of an automatic window, half of it at a time.
+
+        A request by itself wakes the daemon, which costs as much as its answer.
+        """
+        if self._window == "auto" and not self._step:
+            most = self._allowed - max(1, self._allowed // 2)
+            if all(daemon.batches > most for daemon in self._connections.daemons):
+                return
         while (batch := self._next()) is not None:
             self._ask(batch)
 

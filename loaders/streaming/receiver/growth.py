@@ -35,9 +35,9 @@ def check_streams(streams: Streams) -> None:
 
 MAX_PREFETCH = 256
 _PER_STREAM = 2
-"""Batches for each stream: one that arrives, and the request for the next one. More would leave the CPU's cache."""
-_SMALL_BYTES, _SMALL_BATCHES = 8 * 2**20, 8
-"""Small batches cost more requests a byte: so many are under way, as long as they have fewer bytes."""
+"""Batches for each stream: one that arrives, and the request for the next one."""
+_FEW_BYTES, _FEW_BATCHES = 32 * 2**20, 8
+"""Batches are asked for in groups, which costs less CPU time: so many are under way, if they have no more bytes."""
 _PRODUCTS = 2
 """Bandwidth-delay products under way, so that the rate can double in a round trip while it is learned."""
 _MAX_BYTES = 512 * 2**20
@@ -49,11 +49,11 @@ class Window:
     """How many batches have to be under way to keep a link busy, by the highest rate that it has carried."""
 
     def __init__(self, rtt_s: float, daemons: int, streams: int) -> None:
-        """Begin with small batches, over links to so many daemons with a round trip of `rtt_s` seconds."""
+        """Begin with a few batches, over links to so many daemons with a round trip of `rtt_s` seconds."""
         self._rtt_s, self._daemons = rtt_s, daemons
         self.streams = streams
         """Connections to each daemon."""
-        self._rate, self._on_link, self._fewest = 0.0, 0, _SMALL_BATCHES
+        self._rate, self._on_link, self._fewest = 0.0, 0, _FEW_BATCHES
         self._from: tuple[float, int] | None = None
 
     @property
@@ -71,7 +71,7 @@ class Window:
             each = nbytes / batches
             product = self._rate * self._rtt_s / self._daemons
             self._on_link = int(min(_PRODUCTS * product, _MAX_BYTES) / each)
-            self._fewest = min(_SMALL_BATCHES, math.ceil(_SMALL_BYTES / each))
+            self._fewest = min(_FEW_BATCHES, math.ceil(_FEW_BYTES / each))
 
 
 class Growth:

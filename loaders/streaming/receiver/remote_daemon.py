@@ -67,6 +67,14 @@ class RemoteDaemon:
         """Return whether it has the shards of all slices."""
         return all(piece.shard in self.places for piece in slices)
 
+    def streams_with_more(self, nbytes: int) -> list[Stream]:
+        """Return the streams on which, once any of their answers is there, about so many bytes are still to come."""
+        return [
+            stream
+            for stream, load in zip(self.session.streams, self._loads, strict=True)
+            if load > nbytes and load - max(self._nbytes[sequence] for sequence in stream.under_way) >= nbytes
+        ]
+
     def ask(
         self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int, *, check: bool = False
     ) -> None:

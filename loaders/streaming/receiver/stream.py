@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
+from contextlib import suppress
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.errors import LoaderConfigError, StreamError, WireError
+from loaders.streaming.descriptor import on_descriptor
 from loaders.streaming.keys import KeyPair
 
 _RECONNECT_MS = 100
@@ -17,7 +20,8 @@ _DAMAGED = 3
 _HEARTBEAT_S = 1.0
 """How often the daemon is asked for a sign of life."""
 _EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -63,6 +67,9 @@ class Stream:
         """Consecutive messages that could not be read, on either side."""
         self.refused = False
         """Whether the daemon refused this side's key."""
+        self._descriptor: int | None = None
+        """ZeroMQ's, of the connection."""
+        self._wakes_at = 1
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.IPV6, 1)
@@ -101,8 +108,11 @@ class Stream:
         """Read the events of the connection; return whether one that had carried requests is gone."""
         lost = False
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            message = recv_monitor_message(self.monitor)
+            event = message["event"]
+            if event == zmq.EVENT_CONNECTED:
+                self._descriptor, self._wakes_at = int(message["value"]), 1
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
                 self.state = "it is connected and silent, as a daemon of another version is"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -124,6 +134,15 @@ class Stream:
                 self.state = "the connection was lost and not restored"
                 lost = True
         return lost
+
+    def wake_at(self, nbytes: int) -> None:
+        """Have the kernel wake ZeroMQ for no fewer bytes than so many, SO_RCVLOWAT of socket(7); 1 for any."""
+        if self.connected and self._descriptor is not None and nbytes != self._wakes_at:
+            with suppress(OSError):  # it saves time, no more
+                on_descriptor(
+                    self._descriptor, lambda own: own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+                )
+            self._wakes_at = nbytes
 
     def _mismatch(self) -> str:
         if self._keys is None:

@@ -38,6 +38,7 @@ from loaders.streaming.protocol import (
 )
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.session import health
+from loaders.streaming.receiver.stream import Stream
 
 pytestmark = pytest.mark.process
 
@@ -83,6 +84,35 @@ def test_clients_at_once_do_not_disturb_one_another(daemon, samples: Samples) ->
         pairs = zip(one.fetch(_plan(one, 0), window=3), other.fetch(_plan(other, 1), window=2), strict=True)
         left, right = zip(*pairs, strict=True)
     assert _ids(list(left)) == _ids(list(right)) == list(range(len(samples)))
+
+
+def test_the_kernel_wakes_a_client_for_large_pieces_while_it_waits_and_for_any_byte_otherwise(
+    start_daemon: Callable[..., object], large_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = start_daemon(large_shards)
+    set_to: dict[int, set[int]] = {}
+    wake_at = Stream.wake_at
+
+    def noted(self: Stream, nbytes: int) -> None:
+        wake_at(self, nbytes)
+        set_to.setdefault(nbytes, set()).add(_least_bytes(self._descriptor))
+
+    monkeypatch.setattr(Stream, "wake_at", noted)
+    with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+        for epoch in range(3):
+            batches = list(client.fetch(_plan(client, epoch, 32), window="auto", verify=True))
+            assert _ids(batches) == list(range(640))
+    assert set_to == {1: {1}, max(set_to): {max(set_to)}} and max(set_to) > 100_000
+    with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+        set_to.clear()
+        assert len(list(client.fetch(_plan(client, 0, 2), window=2))) == 320
+    assert not set_to, "with one small answer on each stream, nothing follows that would wake it"
+
+
+def _least_bytes(descriptor: int | None) -> int:
+    assert descriptor is not None
+    with socket.socket(fileno=os.dup(descriptor)) as own:
+        return own.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
 def test_an_epoch_left_in_the_middle_leaves_nothing_for_the_next(daemon, samples: Samples) -> None:

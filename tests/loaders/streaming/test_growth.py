@@ -74,12 +74,13 @@ def _learn(rtt_s: float, carries: float, batch_bytes: int, *, streams: int = 2) 
 @pytest.mark.parametrize("rtt_s", [0.0001, 0.03, 0.15])
 def test_as_many_batches_are_asked_for_ahead_as_the_link_needs(rtt_s: float, batch_bytes: int) -> None:
     window, product = _learn(rtt_s, 125e6, batch_bytes), 125e6 * rtt_s
-    assert window == MAX_PREFETCH or product < window * batch_bytes < 2.2 * product + 5 * 3_200_000
+    assert window == MAX_PREFETCH or product < window * batch_bytes < 2.2 * product + 8 * 3_200_000
     assert window * batch_bytes >= min(1.9 * product, MAX_PREFETCH * batch_bytes)
 
 
 def test_large_batches_near_by_are_two_a_stream_and_small_ones_more() -> None:
-    assert [_learn(0.0001, 1e9, 3_200_000, streams=streams) for streams in (1, 2, 8)] == [3, 4, 16]
+    assert [_learn(0.0001, 1e9, 16_000_000, streams=streams) for streams in (1, 2, 8)] == [3, 4, 16]
+    assert [_learn(0.0001, 1e9, 3_200_000, streams=streams) for streams in (1, 2, 8)] == [8, 8, 16]
     assert _learn(0.0001, 1e8, 10_000) >= 8
 
 
