@@ -93,7 +93,7 @@ def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
             continue
         yield from ("```", *raws[0]["text"].splitlines(), "```", "", f"{_where(part)}, {_load([part])}.")
         if "epochs" in raws[0]:
-            yield from ("", *write_start_up(raws[0]["epochs"]))
+            yield from ("", *write_start_up(raws[0]["epochs"], part["lines"]))
 
 
 def _where(part: Part | None) -> str | None:
