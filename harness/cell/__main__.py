@@ -2,6 +2,13 @@
 
 import sys
 
-from harness.cell.main import main
+from harness.system.ending import run_to_end
 
-sys.exit(main(sys.argv[1:]))
+
+def _program() -> int:
+    from harness.cell.main import main
+
+    return main(sys.argv[1:])
+
+
+run_to_end(_program)
