@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from harness.config.regime import Regime
 from harness.config.sweep import variants
@@ -240,6 +240,9 @@ class Tolerances(Section):
 
 class Experiment(Section):
     """One question: loaders x workloads x regimes x repeats."""
+
+    # The process of a cell imports this module, but makes no experiment.
+    model_config = ConfigDict(defer_build=True)
 
     name: str = Field(
         pattern=r"^\w[\w.+-]{0,99}$",
