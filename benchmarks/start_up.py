@@ -39,7 +39,8 @@ def write_start_up(epochs: Sequence[Epoch], lines: Sequence[Mapping[str, Any]] =
                 + " | ".join("–" if s is None else f"{s:.2f} s" for s in times)
                 + " |"
             )
-    turns = next((line for line in lines if line["what"] == TURNS), None)
+    # One turn, of a quick run, has no interval.
+    turns = next((line for line in lines if line["what"] == TURNS and line["raw"]["interval"]), None)
     if sentence := _slowdown(settled, turns):
         yield from ("", sentence)
 
