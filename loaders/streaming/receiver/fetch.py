@@ -191,7 +191,7 @@ class Fetch:
     def _fill(self) -> None:
         """Request batches where there is room; of an automatic window, half of it at a time.
 
-        A request by itself wakes the daemon, which costs as much as its answer.
+        A daemon that sleeps wakes for every request that comes by itself, which costs CPU time.
         """
         if self._window == "auto" and not self._step:
             most = self._allowed - max(1, self._allowed // 2)
