@@ -1,4 +1,4 @@
-"""A DALI pipeline that is built once, and fed batches of one epoch after another by Python."""
+"""DALI pipelines that are built once, and fed batches of one epoch after another by Python."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loaders.dali.plan import Inputs, Plan
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
 from loaders.shared.compat import end_pipeline
-from loaders.shared.dali_images import device_index
+from loaders.shared.dali_images import device_index, share_threads
 from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import Collated, Failures
 
@@ -40,34 +40,42 @@ _DALI_TYPES: Final = {
 
 
 class DaliEngine:
-    """A pipeline, from when its inputs' types are known until it is closed."""
+    """Pipelines that take turns, from when their inputs' types are known until they are closed."""
 
     def __init__(
         self, plan: Plan, *, batch_size: int, num_threads: int, device: torch.device, prefetch_queue_depth: int
     ) -> None:
-        """Build the pipeline if the plan states its inputs, or else with the first batch.
+        """Build the pipelines if the plan states their inputs, or else with the first batch.
 
         Args:
-            plan: what the pipeline does.
+            plan: what the pipelines do.
             batch_size: samples of a batch, at most.
-            num_threads: threads of DALI.
+            num_threads: threads of DALI, which the pipelines share.
             device: where batches are in the end.
-            prefetch_queue_depth: batches under way at once.
+            prefetch_queue_depth: batches under way at once in each pipeline.
         """
         self.failed = Failures()
-        self._plan, self._batch_size, self._num_threads = plan, batch_size, num_threads
+        self._plan, self._batch_size = plan, 1 if plan.python_only else batch_size
+        self._threads = [1] if plan.python_only else share_threads(num_threads, device)
         self._device, self._depth = device, prefetch_queue_depth
         self._ahead: Prefetcher | None = None
         self._is_whole = False
         self._first: Collated | None = None
-        self._under_way: deque[Collated] = deque()
-        self._pipeline: Pipeline | None = self._build(plan.inputs) if plan.inputs else None
+        self._begin_turns()
+        self._pipelines = self._build_all(plan.inputs) if plan.inputs else []
+
+    def _begin_turns(self) -> None:
+        self._next, self._next_fed = 0, 0
+        """The pipelines whose turn it is to return a batch, and to get one."""
+        self._waiting: list[deque[Collated]] = [deque() for _ in self._threads]
+        """By pipeline: batches that it gets and has not taken."""
+        self._under_way: list[deque[Collated]] = [deque() for _ in self._threads]
 
     def begin(self, ahead: Prefetcher) -> None:
         """Begin an epoch, where none is under way."""
         self.failed, self._ahead, self._is_whole = Failures(), ahead, False
-        if self._pipeline is not None:
-            self._pipeline.reset()
+        for pipeline in self._pipelines:
+            pipeline.reset()
 
     def next(self) -> tuple[npt.NDArray[np.int64], Tensors, npt.NDArray[np.float64] | None] | None:
         """Return ids, tensors on the device, and the seconds of every sample if they are known; None after the last.
@@ -77,48 +85,49 @@ class DaliEngine:
         """
         if self._ahead is None:
             raise LoaderError("this epoch was closed, or another one was started")
-        if self._pipeline is None:
+        if not self._pipelines:
             self._first = self._taken()
             if self._first is None:
                 return None
             feed = self._plan.feed(self._first.tensors)
-            self._pipeline = self._build([(name, (each[0].dtype, each[0].ndim)) for name, each in feed.items()])
+            self._pipelines = self._build_all([(name, (each[0].dtype, each[0].ndim)) for name, each in feed.items()])
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         try:
             # The consumer's stream, so that no copy and no device-wide wait stands between DALI and the step.
-            outputs = self._pipeline.run(stream)
+            outputs = self._pipelines[self._next].run(stream)
         except StopIteration:
             self._is_whole = True
             return None
         except RuntimeError as error:
             failure = str(error)
         else:
-            collated = self._under_way.popleft()
+            collated = self._under_way[self._next].popleft()
+            self._next = (self._next + 1) % len(self._pipelines)
             made = [torch.utils.dlpack.from_dlpack(output.as_tensor()) for output in outputs]
             # DALI does not say how long its operators take for a sample.
             work_s = collated.work_s if self._plan.python_only else None
             return collated.ids, self._plan.tensors(made, collated.tensors), work_s
         # Out of the handler, whose traceback would keep the pipeline and its threads alive.
-        raise PipelineFailure(failure, [each.ids.tolist() for each in self._under_way])
+        raise PipelineFailure(failure, [each.ids.tolist() for each in self._under_way[self._next]])
 
     def end(self, ahead: Prefetcher | None = None) -> None:
-        """End the epoch under way, or only if it is that of `ahead`; after a whole one the pipeline stays."""
+        """End the epoch under way, or only if it is that of `ahead`; after a whole one the pipelines stay."""
         if self._ahead is None or ahead not in (None, self._ahead):
             return
         ahead, self._ahead = self._ahead, None
         if not self._is_whole:
-            self._end_pipeline()
-        self._under_way.clear()
+            self._end_pipelines()
+        self._begin_turns()
         ahead.close()
 
     def close(self) -> None:
-        """End the epoch under way, and the pipeline; may be called twice."""
+        """End the epoch under way, and the pipelines; may be called twice."""
         self.end()
-        self._end_pipeline()
+        self._end_pipelines()
 
-    def _end_pipeline(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        end_pipeline(pipeline)
+    def _end_pipelines(self) -> None:
+        while self._pipelines:
+            end_pipeline(self._pipelines.pop())
 
     def _taken(self) -> Collated | None:
         while self._ahead is not None and (delivered := self._ahead.next()) is not None:
@@ -127,22 +136,32 @@ class DaliEngine:
                 return delivered.collated
         return None
 
-    def _feed(self) -> Sequence[Sequence[npt.NDArray[np.generic]]]:
-        """Return the next batch as DALI takes it."""
-        collated, self._first = self._first or self._taken(), None
-        if collated is None:
-            raise StopIteration
-        self._under_way.append(collated)
+    def _feed(self, turn: int) -> Sequence[Sequence[npt.NDArray[np.generic]]]:
+        """Return a pipeline's next batch as DALI takes it; the pipelines get batches in turn."""
+        while not self._waiting[turn]:
+            collated, self._first = self._first or self._taken(), None
+            if collated is None:
+                raise StopIteration
+            self._waiting[self._next_fed].append(collated)
+            self._next_fed = (self._next_fed + 1) % len(self._threads)
+        collated = self._waiting[turn].popleft()
+        self._under_way[turn].append(collated)
         return [list(arrays) for arrays in self._plan.feed(collated.tensors).values()]
 
-    def _build(self, inputs: Inputs) -> Pipeline:
+    def _build_all(self, inputs: Inputs) -> list[Pipeline]:
+        return [self._build(inputs, turn) for turn in range(len(self._threads))]
+
+    def _build(self, inputs: Inputs, turn: int) -> Pipeline:
         plan, device = self._plan, self._device.type
         names = [name for name, _ in inputs]
+
+        def feed() -> Sequence[Sequence[npt.NDArray[np.generic]]]:
+            return self._feed(turn)
 
         @pipeline_def(enable_conditionals=plan.conditional)  # type: ignore[untyped-decorator]
         def graph() -> tuple[object, ...]:
             fed = fn.external_source(
-                source=self._feed,
+                source=feed,
                 num_outputs=len(names),
                 batch=True,
                 dtype=[_DALI_TYPES[kind] for _, (kind, _) in inputs],
@@ -153,8 +172,8 @@ class DaliEngine:
             return tuple(plan.graph({name: fed[index] for index, name in enumerate(names)}, device))
 
         pipeline = graph(
-            batch_size=1 if plan.python_only else self._batch_size,
-            num_threads=1 if plan.python_only else self._num_threads,
+            batch_size=self._batch_size,
+            num_threads=self._threads[turn],
             device_id=device_index(self._device),
             prefetch_queue_depth=self._depth,
         )

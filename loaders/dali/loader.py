@@ -37,7 +37,7 @@ _PLANS: Final[dict[type, Callable[[Any], Plan]]] = {
 
 
 class DaliLoader(ThreadedLoader):
-    """Reads files with DALI, in a pipeline that lives as long as the loader, or until an epoch is broken off.
+    """Reads files with DALI, in pipelines that live as long as the loader, or until an epoch is broken off.
 
     An epoch reads every file once and nothing beyond it. Threads of this loader read samples, run as Python operators
     what DALI has none for, and draw all random numbers; DALI's own operators do the rest, on the GPU ("mixed" where
@@ -69,7 +69,9 @@ class DaliLoader(ThreadedLoader):
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
             num_threads: threads that read and run Python operators, and as many of DALI's that run its own (default 4).
-            prefetch_queue_depth: batches under way at once, in each of the two where both are at work (default 2).
+                On the CPU an even number of DALI's is shared by two pipelines that take turns with the batches.
+            prefetch_queue_depth: batches under way at once among the threads that read, and in each pipeline
+                (default 2).
             mmap: whether image files are mapped into memory, and not read (default False).
             operators: "native", DALI's own wherever there are any, or "python", by which threads run the whole of any
                 pipeline (default "native").

@@ -29,6 +29,17 @@ def device_index(device: torch.device) -> int | None:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
+def share_threads(num_threads: int, device: torch.device) -> list[int]:
+    """Return the threads of each of the pipelines that take turns with the batches.
+
+    DALI runs the CPU operators of a pipeline one after another, and each waits for its slowest thread: two threads are
+    busy for two thirds of the time. Two pipelines with one thread each fill it. On a GPU one pipeline has all threads.
+    """
+    if device.type != "cpu" or num_threads % 2:
+        return [num_threads]
+    return [num_threads // 2] * 2
+
+
 def dali_transform(encoded: DataNode, transform: ImageTransform, device: str, *, draws: DataNode) -> DataNode:
     """Decode, crop, resize, flip and normalise a batch of encoded images inside a DALI pipeline.
 

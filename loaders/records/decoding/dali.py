@@ -16,14 +16,14 @@ from loaders.pipeline import UndecodableError
 from loaders.records.decoding.decoder import LOOKAHEAD, Outcome
 from loaders.records.decoding.received import read_rows
 from loaders.records.raw_batch import RawBatch
-from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index
+from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index, share_threads
 
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline
 
 
 class DaliDecoder:
-    """Feeds batches to a DALI pipeline through `external_source`, as EMLIO's Algorithm 3 does."""
+    """Feeds batches to DALI pipelines in turn through `external_source`, as EMLIO's Algorithm 3 does to one."""
 
     notes: tuple[str, ...] = (DALI_IMAGE_NOTE,)
 
@@ -31,11 +31,15 @@ class DaliDecoder:
         self, transform: ImageTransform, *, seed: int, device: torch.device, num_threads: int, batch_size: int
     ) -> None:
         self._transform, self._seed, self._device = transform, seed, device
-        self._num_threads, self._batch_size = num_threads, batch_size
-        self._pending: deque[RawBatch] = deque()
-        self._pipeline: Pipeline | None = self._build()
+        self._threads, self._batch_size = share_threads(num_threads, device), batch_size
+        self._pending: deque[tuple[Pipeline, RawBatch]] = deque()
+        self._pipelines = self._build_all()
 
-    def _build(self) -> Pipeline:
+    def _build_all(self) -> deque[Pipeline]:
+        """Return the pipelines, the one whose turn it is first."""
+        return deque(map(self._build, self._threads))
+
+    def _build(self, num_threads: int) -> Pipeline:
         transform, device = self._transform, self._device.type
 
         @pipeline_def  # type: ignore[untyped-decorator]
@@ -46,9 +50,9 @@ class DaliDecoder:
 
         pipeline = graph(
             batch_size=self._batch_size,
-            num_threads=self._num_threads,
+            num_threads=num_threads,
             device_id=device_index(self._device),
-            prefetch_queue_depth=LOOKAHEAD,
+            prefetch_queue_depth=LOOKAHEAD // len(self._threads),
             # Not pipelined: a run starts when its batch is fed, not when a whole queue of batches is.
             exec_pipelined=False,
             # The dynamic executor's outputs outlive the next runs, so they are handed on without a copy.
@@ -64,29 +68,32 @@ class DaliDecoder:
 
     def submit(self, raw: RawBatch) -> None:
         """Start to decode a batch."""
-        if self._pipeline is None:
-            self._pipeline = self._build()
+        if not self._pipelines:
+            self._pipelines = self._build_all()
+        pipeline = self._pipelines[0]
+        self._pipelines.rotate(-1)
         images = [np.frombuffer(image, np.uint8) for image in raw.images()]
-        self._pending.append(raw)
-        self._pipeline.feed_input("encoded", images)
-        self._pipeline.feed_input("draws", self._transform.draws(seed=self._seed, epoch=raw.epoch, ids=raw.ids))
-        self._pipeline.schedule_run()
+        self._pending.append((pipeline, raw))
+        pipeline.feed_input("encoded", images)
+        pipeline.feed_input("draws", self._transform.draws(seed=self._seed, epoch=raw.epoch, ids=raw.ids))
+        pipeline.schedule_run()
 
     def collect(self) -> Outcome:
         """Return the oldest batch; raise SampleError naming the sample that cannot be decoded."""
-        assert self._pipeline is not None, "collect without submit"
+        pipeline, raw = self._pending[0]
         on_gpu = self._device.type == "cuda"
         try:
-            (images,) = self._pipeline.share_outputs(torch.cuda.current_stream(self._device) if on_gpu else None)
+            (images,) = pipeline.share_outputs(torch.cuda.current_stream(self._device) if on_gpu else None)
         except RuntimeError as error:
-            suspects, failure = list(self._pending), str(error)
+            suspects, failure = [batch for _, batch in self._pending], str(error)
         else:
             data = torch.utils.dlpack.from_dlpack(images.as_tensor())
-            self._pipeline.release_outputs()
-            raw = self._pending.popleft()
+            pipeline.release_outputs()
+            self._pending.popleft()
             labels = torch.from_numpy(raw.labels.copy())
             return Outcome(Batch(raw.ids, data, labels.pin_memory() if on_gpu else labels, raw.nbytes))
         # Out of the handler, whose traceback would keep the broken pipeline and its threads alive.
+        del pipeline
         self.close()
         raise _name_sample(suspects, failure)
 
@@ -99,9 +106,9 @@ class DaliDecoder:
         """Do nothing: DALI's operators come back by themselves."""
 
     def close(self) -> None:
-        """End the pipeline and its threads; the next batch submitted starts another."""
+        """End the pipelines and their threads; the next batch submitted starts others."""
         self._pending.clear()
-        self._pipeline = None
+        self._pipelines.clear()
 
 
 def _name_sample(batches: list[RawBatch], message: str) -> LoaderError:

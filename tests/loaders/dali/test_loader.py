@@ -4,10 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from loaders import DaliLoader, ImageTransform, SampleError, Samples
 from loaders.dali.engine import DaliEngine
 from loaders.dali.loader import Operators
+from loaders.image import epoch_order
+from loaders.shared.dali_images import share_threads
 
 TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]
@@ -63,12 +66,12 @@ def test_a_file_name_of_any_kind_is_read(image_tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("operators", ["native", "python"])
-def test_a_pipeline_is_built_once_and_again_after_an_epoch_that_was_broken_off(
+def test_pipelines_are_built_once_and_again_after_an_epoch_that_was_broken_off(
     image_tree: Tree, operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[object] = []
-    build = DaliEngine._build
-    monkeypatch.setattr(DaliEngine, "_build", lambda *args: built.append(build(*args)) or built[-1])
+    build = DaliEngine._build_all
+    monkeypatch.setattr(DaliEngine, "_build_all", lambda *args: built.append(build(*args)) or built[-1])
     with DaliLoader(samples=image_tree(20), transform=TRANSFORM, batch_size=8, seed=0, operators=operators) as loader:
         # Python's operators show what they bring with their first batch.
         assert len(built) == (operators == "native")
@@ -79,3 +82,22 @@ def test_a_pipeline_is_built_once_and_again_after_an_epoch_that_was_broken_off(
         for epoch in range(2):
             assert [len(batch) for batch in loader.epoch(epoch)] == [8, 8, 4]
         assert len(built) == 2
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4, 9, 14, 20])
+def test_batches_of_pipelines_that_take_turns_come_in_their_order(
+    image_tree: Tree, num_threads: int, count: int
+) -> None:
+    samples = image_tree(count)
+    with DaliLoader(samples=samples, transform=TRANSFORM, batch_size=4, seed=0, num_threads=num_threads) as loader:
+        for epoch in range(3):
+            given = [batch.ids.tolist() for batch in loader.epoch(epoch)]
+            assert [len(ids) for ids in given] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
+            assert [one for ids in given for one in ids] == epoch_order(count, seed=0, epoch=epoch).tolist()
+
+
+def test_an_even_number_of_threads_is_shared_by_two_pipelines_on_a_cpu() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert [share_threads(count, cpu) for count in (1, 2, 3, 8)] == [[1], [1, 1], [3], [4, 4]]
+    assert share_threads(8, cuda) == [8]
