@@ -191,10 +191,10 @@ def distance(bench: Bench) -> Iterator[Line]:
 
 
 def distance_of(bench: Bench, step_ms: float, samples: int) -> Iterator[Line]:
-    """Compare epochs with a step of one length; a turn is one loader's epochs at every distance."""
+    """Compare epochs with a step of one length; a turn is one loader's epochs at every distance, by their median."""
     rig, first, waited = bench.rig, dict[float, list[float]](), dict[float, list[float]]()
     settled: dict[float, list[list[float]]] = {}
-    orders = RECOMMENDED | {"batch_size": BATCH_SIZE, "step_ms": step_ms, "epochs": 2 if bench.quick else 3}
+    orders = RECOMMENDED | {"batch_size": BATCH_SIZE, "step_ms": step_ms, "epochs": 2 if bench.quick else 4}
     mb_per_s = BATCH_SIZE * SMALL / step_ms / 1e3
     step = f"step of {step_ms:g} ms for {BATCH_SIZE} samples, {mb_per_s:.0f} MB/s or {0.8 * mb_per_s:.0f} % of the link"
     with rig.daemon(bench.images(samples)) as daemon:
