@@ -128,12 +128,17 @@ def _remedy(error: OSError) -> str:
 
 
 def domains(sysfs: Path) -> dict[RaplDomain, Path]:
-    """Return the packages and DRAMs that the tree below `sysfs` names, readable or not, and their zones."""
+    """Return the packages and DRAMs that the tree below `sysfs` names, readable or not, and their zones.
+
+    A device of which an earlier zone has the name has its zone's name too.
+    """
     found: dict[RaplDomain, Path] = {}
     for zone in _entries(sysfs):
         domain = _domain(zone)
+        if domain in found:
+            domain = f"{domain[0]} ({zone.name})", domain[1]
         if domain is not None:
-            found.setdefault(domain, zone)
+            found[domain] = zone
     return found
 
 
@@ -153,6 +158,9 @@ def open_powercap(
     missing: list[Missing] = []
     for domain, path in domains(sysfs).items():
         if only is not None and domain not in only:
+            continue
+        if domain != _domain(path):
+            missing.append(Missing(_NAME, f"{path}/name is that of another zone too", _REPORT, (domain,)))
             continue
         try:
             zones[domain] = _Zone(path, domain)

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energymon.sensors.powercap import open_powercap
+from energymon.sensors.rapl import open_rapl
 
 
 @pytest.fixture
@@ -186,6 +187,17 @@ def test_a_host_without_the_tree_is_told_with_a_remedy(tmp_path):
 def test_a_tree_that_a_container_runtime_masks_is_told_apart(plant):
     (missing,) = open_powercap(plant("container-masked").root).missing
     assert "container" in missing.remedy
+
+
+def test_a_second_zone_of_a_name_is_named_as_missing_and_so_are_its_joules(plant):
+    tree = plant("amd-two-sockets")
+    (tree.packages[1].path / "name").write_text("package-0\n")
+    for found in (open_powercap(tree.root, settle_s=0), open_rapl(tree.root, settle_s=0)):
+        assert channels(found) == [("package-0", "cpu")]
+        (gap,) = (gap for gap in found.missing if gap.parts)
+        assert gap.parts == (("package-0 (intel-rapl:1)", "cpu"),)
+        assert "intel-rapl:1/name is that of another zone too" in gap.reason
+        found.sensors[0].close()
 
 
 def test_one_zone_without_its_range_is_named_and_the_others_are_taken(rapl):
