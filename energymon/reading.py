@@ -30,6 +30,11 @@ RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter and instan
 average power is of the last second (arXiv 2312.02741).
 """
 
+COUNTERS = ("rapl-perf", "rapl-powercap", "nvml-counter")
+"""The sources that count energy. Of none is it documented that a value is older than its update: the Intel SDM (vol.
+3B, 15.10) says how often RAPL's are updated, NVML's reference gives a field's value the time of its sample, and arXiv
+2312.02741 is about power. So no delay is assumed; `--delay-ms` takes one that is known."""
+
 ESTIMATE = "estimate"
 """The source that measures nothing."""
 
@@ -133,6 +138,14 @@ class CounterStart:
     """More power than the device can draw, W."""
     counter: str
     """Which counter it is: a file, or a board's UUID."""
+
+
+def may_have_begun_within(counts: float, most: float) -> bool:
+    """Return whether a counter that shows `counts` may have begun at 0 in a span, in which `most` counts are possible.
+
+    A counter without a wrap that was reset in an outage, and has since passed its old value, is seen by nothing else.
+    """
+    return counts <= most
 
 
 @dataclass(frozen=True, slots=True)

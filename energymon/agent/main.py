@@ -31,7 +31,7 @@ from energymon.reading import Baseline, ClockOffset, Event
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import Writer
-from energymon.sensors.base import samples_power_alone, wrapping
+from energymon.sensors.base import samples_power_alone
 from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
 from energymon.stores.sqlite import SqliteStore
@@ -216,10 +216,8 @@ class _Agent:
         """Sample until there is a reason to stop."""
         for gap in self._found.missing:
             _print_stderr(f"missing: {gap}")
-        for (device, domain), _ in self._found.unreadable.items():
-            _print_stderr(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
-        for gap_of_ticks in wrapping(self._found.sensors, self._config.interval_ns):
-            _print_stderr(f"unknown: {gap_of_ticks}")
+        for (device, domain), why in self._found.unknown(self._config.interval_ns).items():
+            _print_stderr(f"unknown: {domain} and the total: {device} {domain} has no figure: {why}")
         self._writer.start()
         self._monitor.start()
         if self._sender is not None:
@@ -258,8 +256,8 @@ class _Agent:
             "sensors": [sensor.describe() for sensor in self._found.sensors],
             "missing": [str(gap) for gap in self._found.missing],
             "unreadable": [
-                {"device": device, "domain": domain, "reason": str(gap)}
-                for (device, domain), gap in self._found.unreadable.items()
+                {"device": device, "domain": domain, "reason": why}
+                for (device, domain), why in self._found.unknown(self._config.interval_ns).items()
             ],
             **({"run": self._config.run} if self._config.run is not None else {}),
             "host": platform.node(),

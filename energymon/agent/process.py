@@ -392,12 +392,12 @@ def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, 
     """Wait until every series has a reading past the end of a window, or none can be expected any more.
 
     `end_ns` is by the clock of the readings, and `since_ns` is the instant of `boot_ns` from which the store may take
-    an interval and three seconds. Raises StoreError.
+    two intervals and three seconds. Raises StoreError.
     """
     interval_s = session.interval_ns / NS
     # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
     lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
-    deadline_ns = since_ns + round((interval_s + _COMMIT_S) * NS)
+    deadline_ns = since_ns + round((2 * interval_s + _COMMIT_S) * NS)
     while True:
         if agent is not None:
             agent.flush()

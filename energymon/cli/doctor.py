@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final, cast
 
 from energymon.clock.monotonic import Clock
 from energymon.errors import ConfigError
@@ -15,7 +15,7 @@ from energymon.reading import ESTIMATE
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import Gap, Record, Sampled, SampledBlock
-from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wrapping, wraps
+from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
@@ -45,6 +45,7 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     try:
         shown: list[Point] = []
         lines: list[str] = []
+        unknown: list[str] = []
         for sensor in found.sensors:
             points, periods_ms = _poll(sensor)
             shown += points
@@ -52,9 +53,9 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
             lines += [_channel(point, periods_ms.get(point.channel), wraps_s) for point in points]
             lines += _about(sensor)
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
-        unknown = [_unreadable(part) for part in found.unreadable]
+        for part, why in found.unknown(interval_ns).items():
+            unknown.append(f"{part[1]} and the total: {' '.join(part)} has no figure: {why}")
         unknown += _failing(shown)
-        unknown += wrapping(found.sensors, interval_ns)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
         _say("sensors", lines)
@@ -92,7 +93,7 @@ def _poll(sensor: Sensor) -> tuple[list[Point], dict[Channel, float]]:
     return answers[-1], periods_ms
 
 
-def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]) -> str:
+def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
     channel = point.channel
     notes: list[str] = []
     if point.problem:
@@ -101,7 +102,7 @@ def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]
         notes.append("an estimate, no measurement")
     elif period_ms is not None:
         notes.append(f"updated every {period_ms:.3g} ms")
-    if (wrap_s := wraps_s.get(f"{channel.device} {channel.domain}")) is not None:
+    if (wrap_s := wraps_s.get(channel[:2])) is not None:
         notes.append(f"may go unread for {wrap_s:.3g} s")
     return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"
 
@@ -109,6 +110,10 @@ def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]
 def _about(sensor: Sensor) -> Iterator[str]:
     """Yield what else a sensor says of itself."""
     described = sensor.describe()
+    channels = cast(Sequence[Mapping[str, Any]], described["channels"])
+    for source, delay_s in {c["source"]: c["delay_s"] for c in channels if c.get("delay_s") is not None}.items():
+        taken = f"no older than {delay_s * 1e3:g} ms" if delay_s else "none documented, 0 assumed"
+        yield f"  delay of {source}, from an update to its value: {taken} (--delay-ms {source}=MS widens the bounds)"
     if "confirmed_by" in described:
         other = described["confirmed_by"]
         yield f"  {other} lists these domains too" if other else "  no other interface confirms this list"
@@ -126,11 +131,6 @@ def _about(sensor: Sensor) -> Iterator[str]:
 def _gap(gap: Missing) -> Iterator[str]:
     yield f"{gap.sensor:<10} {gap.reason}"
     yield f"{'':<10} -> {gap.remedy}"
-
-
-def _unreadable(part: Part) -> str:
-    device, domain = part
-    return f"{domain} and the total: {device} {domain} was found and cannot be read"
 
 
 def _failing(shown: Sequence[Point]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Final
 from energymon.clock.monotonic import NS
 from energymon.reading import START, Event
 from energymon.sampling.punctuality import Missed
-from energymon.sensors.base import Channel, Point, Sensor, wraps
+from energymon.sensors.base import Channel, Point, Sensor, wrapping, wraps
 
 _QUIET_NS: Final = 10 * NS
 """A channel that comes and goes is reported this often at most."""
@@ -27,29 +27,24 @@ class Outages:
         self._unseen = Missed()
         self._slow = [Missed() for _ in sensors]
         self._slowest_ns = [0] * len(sensors)
-        self._away_ns: dict[int, int] = {}
-        """Sensors, by place, that have brought nothing since a tick, UTC ns."""
         self._wraps = wraps(sensors)
+        self._wrapping = wrapping(sensors, interval_ns)
 
     def pass_unseen(self, first_ns: int, count: int) -> None:
         """Note that so many ticks from `first_ns` on, UTC ns, passed without a sample."""
         self._unseen.add(first_ns, count, self._interval_ns)
-        for index in range(len(self._sensors)):
-            self._away_ns.setdefault(index, first_ns)
 
     def miss(self, absent: Iterable[int], tick_ns: int) -> None:
         """Note the sensors that did not answer in time at a tick that others were sampled at."""
         for index in absent:
             self._slow[index].add(tick_ns, 1, self._interval_ns)
-            self._away_ns.setdefault(index, tick_ns)
 
-    def answered(self, index: int, late_ns: int = 0) -> None:
-        """Note that a sensor answered; an answer for an earlier tick took `late_ns`."""
-        self._away_ns.pop(index, None)
+    def answered_late(self, index: int, late_ns: int) -> None:
+        """Note that a sensor's answer for an earlier tick took `late_ns`."""
         self._slowest_ns[index] = max(self._slowest_ns[index], late_ns)
 
-    def watch(self, point: Point, index: int, *, is_new: bool) -> Iterator[Event]:
-        """Yield the events of a channel of sensor `index` that is lost, comes back, or whose series starts again."""
+    def watch(self, point: Point, *, is_new: bool) -> Iterator[Event]:
+        """Yield the events of a channel that is lost, comes back, or whose series starts again."""
         channel = point.channel
         name = f"{channel.device} {channel.domain} ({channel.source})"
         if point.joules is None:
@@ -57,15 +52,11 @@ class Outages:
                 self.lost_ns[channel] = point.t_ns
                 yield self._report(point.t_ns, "sensor-lost", f"{name}: {point.problem}")
             return
-        if (since_ns := self.lost_ns.pop(channel, None)) is not None:
+        if self.lost_ns.pop(channel, None) is not None:
             yield self._report(point.t_ns, "sensor-back", f"{name}: read again")
-        since_ns = since_ns or self._away_ns.get(index)
         if point.flags == START and not is_new and self._is_due(channel, "restart", point.t_ns):
-            what = "the counter was reset"
-            if since_ns is not None:
-                away_s = (point.t_ns - since_ns) / NS
-                what = f"not read for {away_s:.1f} s, too long to know what it used meanwhile"
-            message = f"{name}: {what}; windows across this instant have no figure of it"
+            why = self._wrapping.get(channel[:2]) or point.problem
+            message = f"{name}: {why}; windows across this instant have no figure of it"
             yield self._report(point.t_ns, "counter-restart", message)
 
     def missed(self, *, last: bool) -> Iterator[Event]:
@@ -74,7 +65,7 @@ class Outages:
         if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
             message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
             longest_s = unseen.longest * interval_ns / NS
-            wrapped = [f"{name} (in {wrap_s:.1f} s)" for name, wrap_s in self._wraps.items() if longest_s >= wrap_s]
+            wrapped = [f"{' '.join(part)} (in {s:.1f} s)" for part, s in self._wraps.items() if longest_s >= s]
             if wrapped:
                 message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
                 message += ", ".join(wrapped)

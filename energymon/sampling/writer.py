@@ -198,7 +198,7 @@ class Writer:
                 point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
                 channel = point.channel
                 if point.joules is None or point.flags or channel in self._outages.lost_ns:
-                    batch.news += self._outages.watch(point, index, is_new=channel not in self._series)
+                    batch.news += self._outages.watch(point, is_new=channel not in self._series)
                 if point.joules is None:
                     self._problem = True
                     whole = False
@@ -209,7 +209,8 @@ class Writer:
                 batch.rows.append(
                     (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
                 )
-            self._outages.answered(index, record.end_ns - record.start_ns if record.late else 0)
+            if record.late:
+                self._outages.answered_late(index, record.end_ns - record.start_ns)
         if not record.late:
             if not record.whole:
                 self._outages.miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
@@ -248,7 +249,6 @@ class Writer:
                 rest.append(place)
             else:
                 columns += decoded
-                self._outages.answered(index)
         series = (
             zip(
                 ticks_ns,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
 from energymon.reading import Domain
-from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
 CLOSED: Final = -1
@@ -46,7 +45,7 @@ class Point(NamedTuple):
     """Cumulative joules; None when the channel could not be read."""
     flags: str = ""
     problem: str = ""
-    """Why joules is None."""
+    """Why joules is None, or why the series begins again."""
     early_ns: int | None = None
     late_ns: int = 0
     """As in a Reading."""
@@ -70,24 +69,23 @@ class Column(NamedTuple):
 def counted_column(
     channel: Channel,
     answers: Answers,
-    joules: Sequence[float],
-    age: Age,
+    counted: tuple[Sequence[float], Sequence[int]],
     offset_ns: int,
     ats_ns: Sequence[int] | None = None,
 ) -> Column:
-    """Return what a counter's answers came to: `joules`, each at the middle of its answer or at `ats_ns`.
+    """Return what a counter's answers came to, each at the middle of its answer or at `ats_ns`.
 
-    Times are the monotonic clock's, ns, and `offset_ns` is what that lacks to UTC.
+    `counted` are joules and the earliest instant that each may be of. Times are the monotonic clock's, ns, and
+    `offset_ns` is what that lacks to UTC.
     """
-    before_ns, after_ns = answers.before_ns, answers.after_ns
+    joules, sinces_ns = counted
     at_ns = answers.middles_ns() if ats_ns is None else ats_ns
-    early_ns = age.early_ns(joules, before_ns, after_ns, at_ns)
     return Column(
         channel,
         [at + offset_ns for at in at_ns],
         joules,
-        early_ns if ats_ns is None else [max(early, 0) for early in early_ns],
-        [after - at for after, at in zip(after_ns, at_ns, strict=True)],
+        [max(at - since, 0) for at, since in zip(at_ns, sinces_ns, strict=True)],
+        [after - at for after, at in zip(answers.after_ns, at_ns, strict=True)],
     )
 
 
@@ -143,6 +141,10 @@ class Sensor(Protocol):
         """Return what a reader of the results should know of this sensor, JSON types only."""
         ...
 
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
+        ...
+
     def close(self) -> None:
         """Release descriptors and libraries; may be called twice."""
         ...
@@ -170,19 +172,19 @@ class Discovery:
     missing: tuple[Missing, ...] = ()
 
 
-def wraps(sensors: Iterable[Sensor]) -> dict[str, float]:
-    """Return how long each counter that wraps may go unread, s, by what it counts, "package-0 cpu"."""
+def wraps(sensors: Iterable[Sensor]) -> dict[Part, float]:
+    """Return how long each counter that wraps may go unread, s."""
     channels = [
-        c for sensor in sensors for c in cast(Iterable[Mapping[str, float]], sensor.describe().get("channels", ()))
+        c for sensor in sensors for c in cast(Iterable[Mapping[str, Any]], sensor.describe().get("channels", ()))
     ]
-    return {f"{c['device']} {c['domain']}": c["wrap_s"] for c in channels if c.get("wrap_s") is not None}
+    return {(c["device"], c["domain"]): c["wrap_s"] for c in channels if c.get("wrap_s") is not None}
 
 
-def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> list[str]:
-    """Return what to do about the counters that may wrap between two ticks, so that nobody knows how often they did."""
-    return [
-        f"{name.rpartition(' ')[2]} and the total: the counter of {name} may wrap in {wrap_s * 1e3:.3g} ms, between "
-        f"two ticks; take --interval-ms {max(wrap_s * 1e3 / 2, 1):.0f} or less"
-        for name, wrap_s in wraps(sensors).items()
+def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> dict[Part, str]:
+    """Return the parts whose counter may wrap between two ticks, so that nobody knows how often it did, and why."""
+    return {
+        part: f"its counter may wrap in {wrap_s * 1e3:.3g} ms, between two ticks: take --interval-ms "
+        f"{max(wrap_s * 1e3 / 2, 1):.0f} or less"
+        for part, wrap_s in wraps(sensors).items()
         if wrap_s <= interval_ns / NS
-    ]
+    }

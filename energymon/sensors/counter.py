@@ -7,7 +7,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import INTERPOLATED, START
+from energymon.reading import INTERPOLATED, START, may_have_begun_within
 
 _FROZEN_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
@@ -16,24 +16,29 @@ _BRIDGED_INTERVALS: Final = 3
 
 
 class Counter:
-    """Unwraps one hardware counter of energy.
+    """Unwraps one hardware counter of energy, and finds of when the values are that it shows.
 
-    A change is accepted when it implies no more than `max_w`. One reading that does not fit is refused and
-    waited out; when the next one continues from the refused one, the counter was reset, and a new segment
-    begins.
+    A value that differs from the one read before it came to be after that reading began, less the counter's delay.
+    That holds for a counter of any period, and for one whose period changes. A change is accepted when it implies no
+    more than `max_w` since the earliest instant of the value before. One reading that does not fit is refused and
+    waited out; when the next one continues from the refused one, the counter was reset, and a new segment begins.
     """
 
     __slots__ = (
         "_changed_ns",
+        "_interrupted",
         "_last",
         "_last_ns",
         "_max_per_ns",
-        "_slack_ns",
         "_suspect",
         "_total",
         "_unit_j",
         "_wrap_ns",
+        "delay_s",
+        "lag_s",
         "max_w",
+        "since_ns",
+        "why",
         "wrap",
     )
 
@@ -44,23 +49,37 @@ class Counter:
         self._max_per_ns = max_w / unit_j / NS
         # In an outage this long the counter may have wrapped twice.
         self._wrap_ns = None if wrap is None else wrap / self._max_per_ns
-        # Two updates of the counter may fall between readings that are closer together than that.
-        self._slack_ns = 0
-        self.allow_lag(lag_s)
+        self.lag_s = lag_s
+        """The longest time between two updates; the first value of a segment may be as old."""
+        self.delay_s = 0.0
+        """How much older a value may be than its update."""
         self._total = 0
         self._last: int | None = None
         self._last_ns = 0
         self._changed_ns = 0
+        self.since_ns = 0
+        """The earliest instant that the value taken last may be of, ns of the monotonic clock."""
+        self.why = ""
+        """Why the segment began; "" for the first."""
+        self._interrupted = False
         self._suspect: tuple[int, int] | None = None
 
-    def allow_lag(self, lag_s: float) -> None:
-        """Take how old the value may be that the counter shows."""
-        self._slack_ns = round(2 * lag_s * NS)
+    @property
+    def age_s(self) -> float:
+        """How old, s, the value may be that the counter shows."""
+        return self.lag_s + self.delay_s
 
     @property
     def wrap_s(self) -> float | None:
         """How long it may go unread, s: the time in which it wraps at `max_w`; None when it does not wrap."""
         return None if self._wrap_ns is None else self._wrap_ns / NS
+
+    def interrupt(self) -> None:
+        """Note that it could not be read: a driver that was loaded again begins at 0.
+
+        A counter that wraps is a register of the hardware, which a boot alone resets.
+        """
+        self._interrupted = self.wrap is None
 
     def update(self, raw: int, now_ns: int, before_ns: int | None = None) -> tuple[float, str]:
         """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
@@ -74,18 +93,22 @@ class Counter:
         if raw < 0 or (wrap is not None and raw > wrap):
             raise CounterError(f"shows {raw}, expected 0 to {wrap}")
         if last is None:
-            return self._restart(raw, before_ns)
+            return self._restart(raw, before_ns, "")
         delta = raw - last
         if delta < 0 and wrap is not None:
             delta += wrap
         elapsed_ns = now_ns - self._last_ns
         if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
-            return self._restart(raw, before_ns)
-        if not 0 <= delta <= self._max_per_ns * (elapsed_ns + self._slack_ns):
+            why = f"may wrap in {_span(self._wrap_ns)}, and two readings are {_span(elapsed_ns)} apart"
+            return self._restart(raw, before_ns, why)
+        if self._interrupted and may_have_begun_within(raw, self._max_per_ns * elapsed_ns):
+            return self._restart(raw, before_ns, f"may have been reset in the {_span(elapsed_ns)} between two readings")
+        if not 0 <= delta <= self._max_per_ns * (now_ns - self.since_ns + self._lag_ns):
             return self._doubt(raw, delta, now_ns, before_ns)
-        self._suspect = None
+        self._interrupted, self._suspect = False, None
         if delta:
             self._changed_ns = now_ns
+            self.since_ns = self._last_ns - self._delay_ns
             self._total += delta
         elif before_ns - self._changed_ns > _FROZEN_NS:
             raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
@@ -94,44 +117,62 @@ class Counter:
 
     def advance(
         self, raws: Iterable[int], nows_ns: Sequence[int], befores_ns: Sequence[int] | None = None
-    ) -> list[float] | None:
+    ) -> tuple[list[float], list[int]] | None:
         """Take several values as `update` does; return None, with nothing changed, when one is not simply more.
 
-        Arguments and joules are those of `update`.
+        Arguments and joules are those of `update`; beside them comes `since_ns` of each.
         """
         last, unit_j = self._last, self._unit_j
-        if last is None or self._suspect is not None:
+        if last is None or self._suspect is not None or self._interrupted:
             return None
-        last_ns, changed_ns, total = self._last_ns, self._changed_ns, self._total
-        most, slack_ns = self._max_per_ns, self._slack_ns
+        last_ns, changed_ns, total, since_ns = self._last_ns, self._changed_ns, self._total, self.since_ns
+        most, delay_ns, lag_ns = self._max_per_ns, self._delay_ns, self._lag_ns
         wrap_ns = float("inf") if self._wrap_ns is None else self._wrap_ns
         joules: list[float] = []
+        sinces_ns: list[int] = []
         for raw, now_ns, before_ns in zip(raws, nows_ns, befores_ns or nows_ns, strict=True):
             delta = raw - last
-            if now_ns - last_ns >= wrap_ns or not 0 <= delta <= most * (now_ns - last_ns + slack_ns):
+            if now_ns - last_ns >= wrap_ns or not 0 <= delta <= most * (now_ns - since_ns + lag_ns):
                 return None
             if delta:
                 total += delta
-                last, changed_ns = raw, now_ns
+                last, changed_ns, since_ns = raw, now_ns, last_ns - delay_ns
             elif before_ns - changed_ns > _FROZEN_NS:
                 return None
             last_ns = before_ns
             joules.append(total * unit_j)
+            sinces_ns.append(since_ns)
         if self.wrap is not None and last > self.wrap:
             return None
-        self._last, self._last_ns, self._changed_ns, self._total = last, last_ns, changed_ns, total
-        return joules
+        self._last, self._last_ns, self._changed_ns, self._total, self.since_ns = (
+            last,
+            last_ns,
+            changed_ns,
+            total,
+            since_ns,
+        )
+        return joules, sinces_ns
 
-    def mark(self) -> tuple[int | None, int, int, int, tuple[int, int] | None]:
-        """Return what `back_to` takes."""
-        return self._last, self._last_ns, self._changed_ns, self._total, self._suspect
+    def mark(self) -> tuple[int | None, int, int, int, int]:
+        """Return what `back_to` takes, to undo `advance`."""
+        return self._last, self._last_ns, self._changed_ns, self._total, self.since_ns
 
-    def back_to(self, mark: tuple[int | None, int, int, int, tuple[int, int] | None]) -> None:
-        """Undo all updates since `mark`."""
-        self._last, self._last_ns, self._changed_ns, self._total, self._suspect = mark
+    def back_to(self, mark: tuple[int | None, int, int, int, int]) -> None:
+        """Undo every `advance` since `mark`."""
+        self._last, self._last_ns, self._changed_ns, self._total, self.since_ns = mark
 
-    def _restart(self, raw: int, now_ns: int) -> tuple[float, str]:
+    @property
+    def _delay_ns(self) -> int:
+        return round(self.delay_s * NS)
+
+    @property
+    def _lag_ns(self) -> int:
+        # Two updates may follow each other more closely than they usually do.
+        return round(self.lag_s * NS)
+
+    def _restart(self, raw: int, now_ns: int, why: str) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
+        self.since_ns, self.why, self._interrupted = now_ns - round(self.age_s * NS), why, False
         return self._total * self._unit_j, START
 
     def _doubt(self, raw: int, delta: int, now_ns: int, before_ns: int) -> tuple[float, str]:
@@ -140,11 +181,11 @@ class Counter:
             since = raw - suspect[0]
             if since < 0 and self.wrap is not None:
                 since += self.wrap
-            if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + self._slack_ns):
-                return self._restart(raw, before_ns)
+            if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + 2 * round(self.age_s * NS)):
+                return self._restart(raw, before_ns, f"was reset: it went from {self._last} to {suspect[0]}")
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
-        watts = delta * self._unit_j / max(now_ns - self._last_ns, 1) * NS
+        watts = delta * self._unit_j / max(now_ns - self.since_ns, 1) * NS
         raise CounterError(
             f"went from {self._last} to {raw}: that is {watts:.3g} W, and {self.max_w:.0f} W is possible"
         )
@@ -157,7 +198,7 @@ class PowerIntegral:
     and a new segment begins.
     """
 
-    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_outage_ns", "_read_ns", "_watts")
+    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_outage_ns", "_read_ns", "_watts", "why")
 
     def __init__(self, *, interval_ns: int) -> None:
         """Take the time between ticks."""
@@ -166,6 +207,8 @@ class PowerIntegral:
         self._watts = 0.0
         self._last_ns: int | None = None
         self._read_ns = 0
+        self.why = ""
+        """Why the segment began; "" for the first."""
 
     def update(self, watts: float, now_ns: int, read_ns: int | None = None) -> tuple[float, str]:
         """Take the power at `now_ns` of the monotonic clock; return cumulative joules and flags.
@@ -176,6 +219,8 @@ class PowerIntegral:
         since_ns = asked_ns - self._read_ns
         if self._last_ns is None or since_ns > self._outage_ns:
             flags = START
+            if self._last_ns is not None:
+                self.why = f"was not read for {_span(since_ns)}, and nothing counted its energy meanwhile"
         else:
             self._joules += (self._watts + watts) * (now_ns - self._last_ns) / (2 * NS)
             flags = INTERPOLATED if since_ns > self._gap_ns else ""
@@ -209,3 +254,7 @@ class PowerIntegral:
     def back_to(self, mark: tuple[float, int | None, int, float]) -> None:
         """Undo all updates since `mark`."""
         self._watts, self._last_ns, self._read_ns, self._joules = mark
+
+
+def _span(ns: float) -> str:
+    return f"{ns / NS:.3g} s" if ns >= NS else f"{ns / 1e6:.3g} ms"

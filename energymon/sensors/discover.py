@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from energymon.errors import ConfigError, SensorError
-from energymon.reading import ESTIMATE
-from energymon.sensors.base import Discovery, Missing, Part, Sensor
+from energymon.reading import COUNTERS, ESTIMATE
+from energymon.sensors.base import Discovery, Missing, Part, Sensor, wrapping
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.nvml import open_nvml
 from energymon.sensors.perf import open_perf
@@ -20,6 +20,8 @@ from energymon.sensors.rapl import open_rapl
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
 the domains that both agree on; one that is named is taken as it is, and both are when both are named."""
+
+_MAX_DELAY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class SensorConfig:
     sysfs: Path = Path("/sys")
     nvml: Path | None = None
     """NVML's library; None takes the driver's."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """How much older than its update a counter's value may be, s, by source; 0 for the others."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.sensors) - set(SENSORS))
@@ -45,6 +49,12 @@ class SensorConfig:
             raise ConfigError(f"--cpu-tdp-w {self.cpu_tdp_w}: expected watts above 0")
         if not 0 <= self.cpu_idle_fraction <= 1:
             raise ConfigError(f"--cpu-idle-fraction {self.cpu_idle_fraction}: expected 0 to 1")
+        for source, delay_s in self.delays_s.items():
+            if source not in COUNTERS or not 0 <= delay_s <= _MAX_DELAY_S:
+                raise ConfigError(
+                    f"--delay-ms {source}={delay_s * 1e3:g}: expected one of {', '.join(COUNTERS)}, and 0 to "
+                    f"{_MAX_DELAY_S * 1e3:.0f} ms"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,10 @@ class Found:
             part: gap for gap in self.missing for part in gap.parts if part not in covered and part[1] not in estimated
         }
 
+    def unknown(self, interval_ns: int) -> dict[Part, str]:
+        """Return the parts that have no figure at ticks of `interval_ns`, so that their domain has none, and why."""
+        return {part: str(gap) for part, gap in self.unreadable.items()} | wrapping(self.sensors, interval_ns)
+
     def close(self) -> None:
         """Close every sensor."""
         for sensor in self.sensors:
@@ -88,6 +102,8 @@ def discover(config: SensorConfig, interval_ns: int) -> Found:
     opened = {name: openers[name]() for name in wanted}
     sensors = [sensor for discovery in opened.values() for sensor in discovery.sensors]
     missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
+    for sensor in sensors:
+        sensor.delay(config.delays_s)
     lacking = [name for name in config.sensors if not opened[name].sensors]
     if lacking:
         Found(tuple(sensors), ()).close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -106,6 +106,9 @@ class EstimateSensor:
             "logical_cpus": self._cpus,
             "channels": [{"device": "cpu", "domain": "cpu", "source": ESTIMATE, "path": str(self._path)}],
         }
+
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Do nothing: there is no counter."""
 
     def close(self) -> None:
         """Close /proc/stat."""

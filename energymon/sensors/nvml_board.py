@@ -8,7 +8,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import LAG_S
+from energymon.reading import LAG_S, START
 from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column, samples_power_alone
 from energymon.sensors.counter import Counter, PowerIntegral
 from energymon.sensors.nvml_library import (
@@ -23,7 +23,7 @@ from energymon.sensors.nvml_library import (
     ShownMany,
     ValueCall,
 )
-from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
+from energymon.sensors.updates import Poll, Updates, lag_of, updates
 from energymon.ticker.ticker import Answers, Operation, Raw
 
 _COUNTER: Final = "nvml-counter"
@@ -48,15 +48,14 @@ _RENEW_NS: Final = NS
 class _Series:
     """One channel of a board."""
 
-    __slots__ = ("_age", "_at_ns", "_board_label", "_counter", "_integral", "channel", "lag_s")
+    __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
 
     def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
         """Take the board as messages name it, its device's name first."""
         self.channel = Channel(board.partition(" ")[0], "gpu", source)
-        self.lag_s = LAG_S[source] if lag_s is None else lag_s
+        self._lag_s = LAG_S[source] if lag_s is None else lag_s
         self._board_label = board
-        self._counter = what if isinstance(what, Counter) else None
-        self._age = Age(self.lag_s)
+        self.counter = what if isinstance(what, Counter) else None
         self._integral = what if isinstance(what, PowerIntegral) else None
         self._at_ns = 0
 
@@ -65,12 +64,10 @@ class _Series:
         if self._integral is not None:
             self._integral.strew(interval_ns, interval_ns)
 
-    def learn(self, lag_s: float) -> None:
-        """Take the lag that polling the counter showed."""
-        self.lag_s = lag_s
-        self._age = Age(lag_s)
-        if self._counter is not None:
-            self._counter.allow_lag(lag_s)
+    @property
+    def lag_s(self) -> float:
+        """How old, s, the value may be that is shown."""
+        return self._lag_s if self.counter is None else self.counter.age_s
 
     def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> Point:
         """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
@@ -79,21 +76,22 @@ class _Series:
             at_ns = min(t_ns, after_ns)
         # Driver and host may disagree; a series does not run backwards for that.
         self._at_ns = at_ns = max(at_ns, self._at_ns)
+        shown, why = None, ""
         try:
-            if self._counter is not None:
-                joules, flags = self._counter.update(value, after_ns, before_ns)
-                if flags:
-                    self._age.restart()
-                # The driver may say that the value is older than that.
-                since_ns = min(at_ns, self._age.since_ns(joules, before_ns, after_ns))
-                shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label) if flags else None
-                early_ns, late_ns = at_ns - since_ns, after_ns - at_ns
-                return Point(self.channel, at_ns + offset_ns, joules, flags, "", early_ns, late_ns, shown)
             if self._integral is not None:
                 joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
+                why = self._integral.why if flags == START else ""
+                return Point(self.channel, at_ns + offset_ns, joules, flags, why)
+            counter = self.counter
+            assert counter is not None
+            joules, flags = counter.update(value, after_ns, before_ns)
         except CounterError as error:
             return self.failed(str(error), read_ns + offset_ns)
-        return Point(self.channel, at_ns + offset_ns, joules, flags)
+        if flags:
+            shown, why = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label), counter.why
+        # The driver may say that the value is older than that.
+        early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
+        return Point(self.channel, at_ns + offset_ns, joules, flags, why, early_ns, late_ns, shown)
 
     def column(self, shown: ShownMany, reads_ns: Sequence[int], answers: Answers, offset_ns: int) -> Column | None:
         """Take several values as `point` does; return None, with nothing changed, when one of them is unusual."""
@@ -107,28 +105,27 @@ class _Series:
                 at_ns = min(t_ns, after_ns)
             last_ns = max(at_ns, last_ns)
             ats_ns.append(last_ns)
-        joules: list[float] | None = None
-        if self._counter is not None:
-            joules = self._counter.advance(values, answers.after_ns, answers.before_ns)
+        column: Column | None = None
+        if self.counter is not None:
+            counted = self.counter.advance(values, answers.after_ns, answers.before_ns)
+            if counted is not None:
+                column = counted_column(self.channel, answers, counted, offset_ns, ats_ns)
         elif self._integral is not None:
             joules = self._integral.advance([value * _WATTS_PER_MW for value in values], ats_ns, reads_ns)
-        if joules is None:
-            return None
-        self._at_ns = last_ns
-        if self._counter is not None:
-            return counted_column(self.channel, answers, joules, self._age, offset_ns, ats_ns)
-        return Column(self.channel, [at_ns + offset_ns for at_ns in ats_ns], joules)
+            if joules is not None:
+                column = Column(self.channel, [at_ns + offset_ns for at_ns in ats_ns], joules)
+        if column is not None:
+            self._at_ns = last_ns
+        return column
 
     def mark(self) -> Callable[[], None]:
         """Return what undoes whatever is taken from now on."""
-        at_ns, counter, integral = self._at_ns, self._counter, self._integral
+        at_ns, counter, integral = self._at_ns, self.counter, self._integral
         counted = counter.mark() if counter is not None else None
         summed = integral.mark() if integral is not None else None
-        aged = self._age.mark()
 
         def undo() -> None:
             self._at_ns = at_ns
-            self._age.back_to(aged)
             if counter is not None and counted is not None:
                 counter.back_to(counted)
             if integral is not None and summed is not None:
@@ -202,6 +199,8 @@ class NvmlSensor:
             for series, (code, value, t_utc_ns) in zip(several, shown, strict=True):
                 if code:
                     self._failed = True
+                    if series.counter is not None:
+                        series.counter.interrupt()
                     points.append(
                         series.failed(str(self._nvml.NVMLError(code)), (before_ns + after_ns) // 2 + offset_ns)
                     )
@@ -243,6 +242,7 @@ class NvmlSensor:
                 "domain": "gpu",
                 "source": series.channel.source,
                 "lag_s": series.lag_s,
+                "delay_s": None if series.counter is None else series.counter.delay_s,
                 "model": self._model,
                 "uuid": self._uuid,
                 "module_power": self._module,
@@ -250,6 +250,12 @@ class NvmlSensor:
             for series in self._series()
         ]
         return described
+
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source."""
+        for series in self._series():
+            if series.counter is not None:
+                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
 
     def close(self) -> None:
         """Give the library back."""
@@ -270,8 +276,8 @@ class NvmlSensor:
         """Take what polling for `polled_s` showed of the counter."""
         self._counter_updates = updates((look.after_ns, look.value) for look in shown)
         for series in self._series():
-            if series.channel.source == _COUNTER:
-                series.learn(lag_of(shown) or polled_s)
+            if series.counter is not None:
+                series.counter.lag_s = lag_of(shown) or polled_s
 
     def _series(self) -> Iterator[_Series]:
         return (series for _, several in self._calls for series in several)

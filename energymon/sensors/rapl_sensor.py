@@ -9,13 +9,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
-from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import LAG_S
 from energymon.sensors.base import CLOSED, Channel, Column, Missing, Point, RawCounter, counted_column
 from energymon.sensors.counter import Counter
 from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
-from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
 
@@ -30,7 +27,6 @@ class RaplCounters(ABC):
         self.domains = domains
         self.channels = [Channel(*domain, source) for domain in domains]
         self.counters = counters
-        self.ages = [Age(LAG_S[source]) for _ in domains]
         self.fd = CLOSED
         self.others: list[int] = []
         """Descriptors that belong to `fd` and are closed with it."""
@@ -82,8 +78,7 @@ class RaplCounters(ABC):
         """Take how old the values may be that the counters show, s."""
         for i, domain in enumerate(self.domains):
             if (lag_s := lags_s.get(domain)) is not None:
-                self.ages[i] = Age(lag_s)
-                self.counters[i].allow_lag(lag_s)
+                self.counters[i].lag_s = lag_s
 
     def value(self, i: int) -> int:
         """Return what counter `i` shows now; -1 if it cannot be read."""
@@ -165,40 +160,40 @@ class RaplSensor:
                     self._broken.append(index)
                 why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
                 points += [Point(channel, t_ns, None, problem=why) for channel in file.channels]
+                for counter in file.counters:
+                    counter.interrupt()
                 continue
-            for i, channel in enumerate(file.channels):
+            for i, (channel, counter) in enumerate(zip(file.channels, file.counters, strict=True)):
                 try:
-                    joules, flags = file.counters[i].update(values[i], after_ns, begin_ns)
+                    joules, flags = counter.update(values[i], after_ns, begin_ns)
                 except CounterError as error:
                     if file.reopens_on_doubt:
                         self._broken.append(index)
                     points.append(Point(channel, t_ns, None, problem=file.problem(str(error))))
                 else:
-                    if flags:
-                        file.ages[i].restart()
-                    early_ns = now_ns - file.ages[i].since_ns(joules, begin_ns, after_ns)
-                    start = file.started(i, values[i]) if flags else None
-                    points.append(Point(channel, t_ns, joules, flags, "", early_ns, after_ns - now_ns, start))
+                    start, why = (file.started(i, values[i]), counter.why) if flags else (None, "")
+                    early_ns, late_ns = max(now_ns - counter.since_ns, 0), after_ns - now_ns
+                    points.append(Point(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
         return points
 
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
         """Decode several ticks at which every counter simply counted on."""
         marks = [counter.mark() for file in self._files for counter in file.counters]
-        counted: list[tuple[Channel, Answers, list[float], Age]] = []
+        found: list[Column] = []
         for file, answer in zip(self._files, answers, strict=True):
             columns = file.parse_many(answer)
             for i, counter in enumerate(file.counters):
                 try:
-                    joules = counter.advance(columns[i], answer.after_ns, answer.before_ns) if columns else None
+                    counted = counter.advance(columns[i], answer.after_ns, answer.before_ns) if columns else None
                 except ValueError:
-                    joules = None
-                if joules is None:
+                    counted = None
+                if counted is None:
                     counters = [one for other in self._files for one in other.counters]
                     for one, mark in zip(counters, marks, strict=True):
                         one.back_to(mark)
                     return None
-                counted.append((file.channels[i], answer, joules, file.ages[i]))
-        return [counted_column(*column, offset_ns) for column in counted]
+                found.append(counted_column(file.channels[i], answer, counted, offset_ns))
+        return found
 
     def describe(self) -> dict[str, object]:
         """Return each counter's channel, lag and origin."""
@@ -207,11 +202,17 @@ class RaplSensor:
             "source": self.channels[0].source,
             "confirmed_by": self._confirmed_by,
             "channels": [
-                {**channel._asdict(), "lag_s": age.lag_ns / NS, **file.describe(i)}
+                {**channel._asdict(), "lag_s": counter.age_s, "delay_s": counter.delay_s, **file.describe(i)}
                 for file in self._files
-                for i, (channel, age) in enumerate(zip(file.channels, file.ages, strict=True))
+                for i, (channel, counter) in enumerate(zip(file.channels, file.counters, strict=True))
             ],
         }
+
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source."""
+        for file in self._files:
+            for channel, counter in zip(file.channels, file.counters, strict=True):
+                counter.delay_s = delays_s.get(channel.source, 0.0)
 
     def close(self) -> None:
         """Close the descriptors; may be called twice."""

@@ -1,38 +1,70 @@
 """How old the value of a counter may be at a reading, and what that means for windows."""
 
+from bisect import bisect_right
+from itertools import count, takewhile
+
 import pytest
 
 from energymon import Reading, joules
-from energymon.sensors.updates import Age, Poll, lag_of
+from energymon.sensors.counter import Counter
+from energymon.sensors.updates import Poll, lag_of
 
 MS = 10**6
 
 
-def shown(period_ms, tick_ms, stop_ms, read_ms=0.01):
-    """Yield (value, before, after, true instant of the value), ns, of a counter that moves every `period_ms`."""
-    at_ms = 0.0
-    while at_ms < stop_ms:
-        since_ms = at_ms // period_ms * period_ms
-        yield since_ms, round(at_ms * MS), round((at_ms + read_ms) * MS), round(since_ms * MS)
-        at_ms += tick_ms
+def shown(updates_ms, ticks_ms, read_ms=0.01):
+    """Yield (value, before, after, true instant of the value), ns, of a counter that is updated at some instants."""
+    for at_ms in ticks_ms:
+        since_ms = updates_ms[bisect_right(updates_ms, at_ms) - 1]
+        yield round(100 * since_ms), round((at_ms + read_ms) * MS), round(at_ms * MS), round(since_ms * MS)
 
 
-@pytest.mark.parametrize("period_ms", [0.9, 8.0, 20.0, 140.0, 250.0])
-@pytest.mark.parametrize("tick_ms", [2.0, 7.3, 100.0])
-def test_a_value_is_never_older_than_is_said_whatever_the_period(period_ms, tick_ms):
-    age = Age(period_ms / 1e3)
-    ages = [(age.since_ns(*look), true_ns) for *look, true_ns in shown(period_ms, tick_ms, 5000)]
-    assert all(since_ns <= true_ns for since_ns, true_ns in ages[1:])
-    assert all(true_ns - since_ns <= max(period_ms, tick_ms) * MS for since_ns, true_ns in ages[1:])
+def every(period_ms, until_ms=5000.0, start_ms=0.0):
+    return list(takewhile(lambda at_ms: at_ms < until_ms, count(start_ms, period_ms)))
 
 
-@pytest.mark.parametrize("period_ms", [140.0, 250.0])
-def test_a_value_that_outlasts_the_lag_shows_that_it_is_longer(period_ms):
-    age = Age(0.02)
-    ages = [(age.since_ns(*look), true_ns) for *look, true_ns in shown(period_ms, 10.0, 5000)]
-    settled = ages[round(period_ms / 10) * 2 :]
-    assert all(since_ns <= true_ns for since_ns, true_ns in settled)
-    assert period_ms * MS <= age.lag_ns <= (period_ms + 25) * MS
+def counter(lag_s=0.001, **options):
+    return Counter(unit_j=1e-3, wrap=None, max_w=1000.0, lag_s=lag_s, **options)
+
+
+UPDATES = {
+    "0.9 ms": every(0.9),
+    "8 ms": every(8.0),
+    "250 ms": every(250.0),
+    "20 ms, then 90 ms": [*every(20.0, 2000.0), *every(90.0, start_ms=2000.0)],
+    "1 ms, then 80 ms": [*every(1.0, 2000.0), *every(80.0, start_ms=2000.0)],
+    "1 ms, with stalls of 60 ms": [at_ms for at_ms in every(1.0) if at_ms % 730 <= 670],
+}
+TICKS = {
+    "2 ms": every(2.0),
+    "7.3 ms": every(7.3),
+    "100 ms": every(100.0),
+    "100 ms and edges": sorted(
+        [*every(100.0), *(edge + 0.3 * k for edge in every(317.0, start_ms=150.0) for k in range(5))]
+    ),
+}
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 50.0])
+@pytest.mark.parametrize("ticks_ms", TICKS.values(), ids=TICKS)
+@pytest.mark.parametrize("updates_ms", UPDATES.values(), ids=UPDATES)
+def test_a_value_is_never_older_than_is_said_and_none_is_refused_whenever_it_is_updated(updates_ms, ticks_ms, delay_ms):
+    """100 W, which `update` and `advance` take alike."""
+    one, many = counter(), counter()
+    one.delay_s = many.delay_s = delay_ms / 1e3
+    looks = list(shown(updates_ms, ticks_ms))
+    found = []
+    for value, now_ns, before_ns, true_ns in looks:
+        one.update(value, now_ns, before_ns)
+        found.append((one.since_ns, true_ns))
+    assert all(since_ns <= true_ns - delay_ms * MS for since_ns, true_ns in found[1:])
+    # No reading is said to be of an instant before the one that showed the value before it.
+    changes = [0, *(i for i in range(1, len(looks)) if looks[i][0] != looks[i - 1][0])]
+    assert all(found[i][0] == looks[i - 1][2] - delay_ms * MS for i in changes[1:])
+    values, nows_ns, befores_ns, _ = zip(*looks, strict=True)
+    many.update(values[0], nows_ns[0], befores_ns[0])
+    _, sinces_ns = many.advance(values[1:], nows_ns[1:], befores_ns[1:])
+    assert sinces_ns == [since_ns for since_ns, _ in found[1:]]
 
 
 def looks(period_ms, held=()):

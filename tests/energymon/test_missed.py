@@ -77,8 +77,8 @@ def events(tmp_path):
     return tell
 
 
-def at(second, joules, flags="", index=0):
-    point = Point(CPU, T0 + round(second * S), joules, flags)
+def at(second, joules, flags="", index=0, problem=""):
+    point = Point(CPU, T0 + round(second * S), joules, flags, problem)
     return Sampled(T0 + round(second * S), 0, [(index, point)], True, False, 0, 0)
 
 
@@ -91,7 +91,8 @@ def test_a_gap_is_told_with_the_time_of_its_first_tick_and_that_counters_carry_o
 
 def test_a_gap_in_which_a_counter_may_have_wrapped_is_told_as_one_without_a_figure(events):
     gap = Gap(T0 + TICK, T0 + 700 * TICK, TICK)
-    first, restart = events([at(0, 0.0, START), gap, at(70.1, 0.0, START)], Sensor("powercap", wrap_s=65.5))
+    again = at(70.1, 0.0, START, problem="was not read for 70.0 s")
+    first, restart = events([at(0, 0.0, START), gap, again], Sensor("powercap", wrap_s=65.5))
     assert first[:2] == (0.1, "ticks-missed")
     told = "a counter may wrap unseen in 70.0 s: windows across them have no figure of package-0 cpu (in 65.5 s)"
     assert first[2].endswith(told)
@@ -100,9 +101,19 @@ def test_a_gap_in_which_a_counter_may_have_wrapped_is_told_as_one_without_a_figu
     assert "carry" not in first[2] + restart[2]
 
 
-def test_a_counter_that_starts_again_without_a_gap_was_reset(events):
-    ((_, kind, _),) = events([at(0, 0.0, START), at(0.1, 1.0), at(0.2, 1.0, START)], Sensor("powercap"))
+def test_a_counter_that_starts_again_is_told_with_its_own_reason(events):
+    again = at(0.2, 1.0, START, problem="was reset: it went from 5 to 3")
+    ((_, kind, message),) = events([at(0, 0.0, START), at(0.1, 1.0), again], Sensor("powercap"))
     assert kind == "counter-restart"
+    assert "was reset: it went from 5 to 3" in message
+
+
+def test_a_counter_that_may_wrap_between_two_ticks_is_not_told_as_reset(events):
+    again = at(0.1, 1.0, START, problem="whatever the counter takes it for")
+    ((_, kind, message),) = events([at(0, 0.0, START), again], Sensor("powercap", wrap_s=0.082))
+    assert kind == "counter-restart"
+    assert "may wrap in 82 ms, between two ticks: take --interval-ms 41 or less" in message
+    assert "reset" not in message
 
 
 def test_a_sensor_that_takes_longer_than_a_tick_is_told_with_how_long_it_takes(events):

@@ -202,6 +202,20 @@ def test_a_board_that_falls_off_the_bus_is_a_problem_of_its_own_until_it_is_back
     assert back[0].joules >= before
 
 
+def test_a_board_that_was_reset_while_it_was_lost_begins_a_new_segment_though_its_counter_is_higher(opened, boards):
+    (sensor,) = opened(1, base_mj={0: 0.0}, origin_ns={0: time.monotonic_ns()}).sensors
+    read(sensor)
+    before = by_source(sensor)["nvml-counter"].joules
+    boards(1, lost=[0])
+    read(sensor)
+    time.sleep(0.5)
+    # It has drawn 300 W since the driver was loaded for the first time, and far more since the second.
+    boards(1, base_mj={0: 700_000.0}, origin_ns={0: time.monotonic_ns()})
+    back = by_source(sensor)["nvml-counter"]
+    assert (back.joules, back.flags) == (before, START)
+    assert "may have been reset" in back.problem
+
+
 def test_a_board_that_is_lost_when_the_agent_starts_is_missing_and_the_other_is_taken(opened):
     found = opened(2, lost=[0])
     assert [sensor.name for sensor in found.sensors] == ["nvml gpu-1"]
