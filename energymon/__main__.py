@@ -225,7 +225,14 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
         cpu_idle_fraction=options.cpu_idle_fraction,
         sysfs=options.sysfs,
         nvml=options.nvml,
+        delays_s=dict(options.delay_ms),
     )
+
+
+def _delay(text: str) -> tuple[str, float]:
+    """Return the source and the seconds that "SOURCE=MS" says; raises ValueError."""
+    source, _, ms = text.partition("=")
+    return source, float(ms) / 1e3
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -265,6 +272,14 @@ def _sensing() -> argparse.ArgumentParser:
     )
     sensing.add_argument("--sysfs", type=Path, default=Path("/sys"), metavar="ROOT", help="root of sysfs (/sys)")
     sensing.add_argument("--nvml", type=Path, metavar="LIBRARY", help="NVML's library (the driver's libnvidia-ml.so.1)")
+    sensing.add_argument(
+        "--delay-ms",
+        type=_delay,
+        action="append",
+        default=[],
+        metavar="SOURCE=MS",
+        help="how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)",
+    )
     return sensing
 
 
