@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -89,7 +89,13 @@ class Rig:
 
     agent: Agent
     loads: Sequence[Load]
-    windows: list[Measured] = field(default_factory=list)
+    counting: subprocess.Popen[str] | None = None
+
+    def stall(self) -> None:
+        """Have the emulated counters of sockets stall from now on."""
+        assert self.counting is not None and self.counting.stdin is not None
+        self.counting.stdin.write("stall\n")
+        self.counting.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
         """Send the agent a signal."""
@@ -207,6 +213,9 @@ def sockets(
     unreadable: int = 0,
     store: Path | None = None,
     preload: dict[str, Path] | None = None,
+    delay_ms: float = 0.0,
+    stall_ms: float = 0.0,
+    every_ms: float = 0.0,
 ) -> Iterator[Rig]:
     """Sample the counters of emulated RAPL sockets.
 
@@ -222,6 +231,9 @@ def sockets(
         unreadable: further sockets that have a name and cannot be read; default 0.
         store: the agent's store; default one in `folder`.
         preload: further environment of the agent; default none.
+        delay_ms: by how much a value is older than its update, which the agent is told, ms; default 0.
+        stall_ms: how long an update takes once the counter stalls (`Rig.stall`), ms; default as long as the others.
+        every_ms: once in how long it does so, ms; default each time.
     """
     program, _ = build(folder)
     files = []
@@ -239,12 +251,13 @@ def sockets(
         (zone / "name").write_text(f"package-{socket}\n")
     wave_ns = round(wave_ms * 1e6)
     loads = [Load(*watts, wave_ns, i * wave_ns // 3) for i in range(count)]
-    argv = [program, f"{update_ms * 1e3:.0f}", *map(str, watts), f"{wave_ms * 1e3:.0f}", str(range_uj), *files]
+    numbers = [update_ms * 1e3, *watts, wave_ms * 1e3, range_uj, delay_ms * 1e3, stall_ms * 1e3, every_ms * 1e3]
+    argv = [program, *(f"{number:.0f}" for number in numbers), *files]
     counting = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert counting.stdout is not None
         counting.stdout.readline()
-        options = ["--sysfs", str(folder / "sys")]
+        options = ["--sysfs", str(folder / "sys"), "--delay-ms", f"rapl-powercap={delay_ms}"]
         agent = Agent(store, interval_ms=interval_ms, sensors="powercap", options=options)
         os.environ.update({name: str(value) for name, value in (preload or {}).items()})
         try:
@@ -254,7 +267,7 @@ def sockets(
                 del os.environ[name]
         with contextlib.ExitStack() as stack:
             stack.callback(agent.stop)
-            yield Rig(agent, loads)
+            yield Rig(agent, loads, counting)
     finally:
         longest_ms = int(counting.communicate("\n", timeout=10)[0] or 0) / 1e6
         if longest_ms > 2 * update_ms:
@@ -270,23 +283,29 @@ def boards(
     wave_ms: float = 330.0,
     update_ms: float = 20.0,
     counts: bool = True,
-) -> Iterator[tuple[Rig, Callable[[float, bool], None]]]:
-    """Sample a board; the function beside it makes its calls take some ms, with a late value or an early one.
+    delay_ms: float = 0.0,
+) -> Iterator[tuple[Rig, Callable[..., None]]]:
+    """Sample a board; the function beside it changes it.
 
-    The agent is given the fixture by its environment.
+    It makes calls take some ms, with a late value or an early one, sets the time between updates, has the board be
+    lost, and has its driver begin to count at an instant of CLOCK_BOOTTIME. The agent is given the fixture by its
+    environment, and told of the delay.
     """
     _, library = build(folder)
     control = folder / "boards"
 
-    def say(hang_ms: float = 0.0, late: bool = False) -> None:
+    def say(
+        hang_ms: float = 0.0, late: bool = False, every_ms: float = update_ms, lost: bool = False, since_ns: int = 0
+    ) -> None:
         fresh = control.with_suffix(".new")
-        low, high = watts
-        fresh.write_text(f"{low} {high} {wave_ms} {update_ms} {int(counts)} {hang_ms} {int(late)}\n")
+        shown = [*watts, wave_ms, every_ms, int(counts), hang_ms, int(late), delay_ms, int(lost), since_ns]
+        fresh.write_text(" ".join(map(str, shown)) + "\n")
         fresh.replace(control)
 
     say()
     os.environ["TRUTH_NVML"] = str(control)
-    with Agent(interval_ms=interval_ms, sensors="nvml", options=["--nvml", str(library)]) as agent:
+    options = ["--nvml", str(library), "--delay-ms", f"nvml-counter={delay_ms}"]
+    with Agent(interval_ms=interval_ms, sensors="nvml", options=options) as agent:
         yield Rig(agent, [Load(*watts, round(wave_ms * 1e6))]), say
 
 
@@ -394,6 +413,80 @@ def stopped_case(folder: Path, quick: bool) -> list[Measured]:
         return asked(rig, quick, (0.2, 3.0), stop)
 
 
+def slowing_board_case(folder: Path, quick: bool) -> list[Measured]:
+    """Have a board's counter be updated every 90 ms, which it was every 20 ms when the agent started."""
+    with boards(folder, interval_ms=100.0, wave_ms=170.0) as (rig, say):
+        say(every_ms=90.0)
+        return both(rig, quick)
+
+
+def stalling_case(stall_ms: float, every_ms: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of counters that take longer for an update than they did when the agent started."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with sockets(folder, update_ms=1.0, interval_ms=100.0, stall_ms=stall_ms, every_ms=every_ms) as rig:
+            rig.stall()
+            return both(rig, quick)
+
+    return run
+
+
+def both(rig: Rig, quick: bool) -> list[Measured]:
+    """Take windows as programs do while others are sampled that are asked for later."""
+    taken: list[Measured] = []
+    asked_for = asked(rig, quick, meanwhile=lambda: taken.extend(rig.live(24 if quick else 200, 0.3, 4)))
+    return taken + asked_for
+
+
+def delayed_case(folder: Path, quick: bool) -> list[Measured]:
+    """Show values that are 50 ms older than their update, which the agent is told."""
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, delay_ms=50.0) as rig:
+        return both(rig, quick)
+
+
+def delayed_board_case(folder: Path, quick: bool) -> list[Measured]:
+    """Show a board's values 100 ms late, which the agent is told."""
+    with boards(folder, interval_ms=100.0, delay_ms=100.0) as (rig, _):
+        return both(rig, quick)
+
+
+def reset_case(away_s: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of a board whose counter begins again, and once more while the board is lost for some time."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with boards(folder, interval_ms=100.0) as (rig, say):
+
+            def reset() -> None:
+                for _ in range(1 if quick else 4):
+                    say(since_ns=now_ns())
+                    time.sleep(1.3)
+                    if away_s:
+                        lost_ns = now_ns()
+                        say(lost=True)
+                        time.sleep(away_s)
+                        # By now it has passed what it showed before.
+                        say(since_ns=lost_ns + NS)
+                    time.sleep(1.5)
+
+            return asked(rig, quick, (0.1, 1.5), reset, may_be_unknown=True)
+
+    return run
+
+
+def wrapping_case(folder: Path, quick: bool) -> list[Measured]:
+    """Have counters wrap every few seconds; nothing hides between two ticks."""
+    limits = {"0_max_power": 100}
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, range_uj=400_000_000, limits_w=limits) as rig:
+        return both(rig, quick)
+
+
+def wrapping_too_quickly_case(folder: Path, quick: bool) -> list[Measured]:
+    """Have counters wrap in less than a tick at the largest power."""
+    limits = {"0_max_power": 100}
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, range_uj=33_000_000, limits_w=limits) as rig:
+        return asked(rig, quick, may_be_unknown=True)
+
+
 def laptop_case(folder: Path, quick: bool) -> list[Measured]:
     """Draw the short-term limit of a part of 15 W."""
     limits = {"0_max_power": 15, "0_power_limit": 20, "1_max_power": 0, "1_power_limit": 64}
@@ -464,6 +557,15 @@ CASES: Final = (
     Case("board-20ms", "a board's counter of 20 ms, ticks 100 ms", board_case(update_ms=20.0, interval_ms=100.0)),
     Case("board-140ms", "a board's counter of 140 ms, ticks 100 ms", board_case(update_ms=140.0, interval_ms=100.0)),
     Case("board-250ms", "a board's counter of 250 ms, ticks 100 ms", board_case(update_ms=250.0, interval_ms=100.0)),
+    Case("board-slows", "a board's counter of 20 ms that becomes one of 90 ms", slowing_board_case),
+    Case("rapl-slows", "RAPL of 1 ms that becomes one of 80 ms", stalling_case(80.0, 0.0)),
+    Case("rapl-stalls", "RAPL of 1 ms that stands for 60 ms every 0.73 s", stalling_case(60.0, 730.0)),
+    Case("rapl-delayed", "RAPL whose values are 50 ms late, which is known", delayed_case),
+    Case("board-delayed", "a board whose values are 100 ms late, which is known", delayed_board_case),
+    Case("lost-and-back", "a young board lost for 4 s, its counter reset and higher", reset_case(4.0)),
+    Case("reset", "a board whose counter begins again", reset_case(0.0)),
+    Case("wraps", "RAPL that wraps every four seconds", wrapping_case),
+    Case("wraps-in-a-tick", "RAPL that may wrap within a tick", wrapping_too_quickly_case, is_unknown=True),
     Case("held-95ms", "a board's calls held 95 ms, value early", hanging_case(95.0, late=False)),
     Case("hanging-3s", "a board hanging 3 s, value late", hanging_case(3000.0, late=True)),
     Case("stopped", "the agent stopped 2 s within a read", stopped_case),

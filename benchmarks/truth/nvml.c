@@ -2,9 +2,11 @@
  *
  * TRUTH_NVML names a file of numbers that is read at every call, one board a line:
  *
- *   LOW_W HIGH_W WAVE_MS UPDATE_MS COUNTS HANG_MS LATE
+ *   LOW_W HIGH_W WAVE_MS UPDATE_MS COUNTS HANG_MS LATE DELAY_MS LOST SINCE_NS
  *
  * COUNTS is 0 for a board that tells power alone. A call takes HANG_MS, and takes its value before that unless LATE.
+ * An update shows what was used DELAY_MS before it. LOST is 1 for a board that has fallen off the bus. The driver began
+ * to count at SINCE_NS of CLOCK_BOOTTIME.
  */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -12,22 +14,24 @@
 #include <string.h>
 #include "load.h"
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, MAX_BOARDS = 8 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, LOST = 15, MAX_BOARDS = 8 };
 
 typedef struct {
     load wave;
-    int64_t update_ns, hang_ns;
-    int counts, late;
+    int64_t update_ns, hang_ns, delay_ns, since_ns;
+    int counts, late, lost;
 } board;
 
 static int boards(board *found) {
     FILE *file = fopen(getenv("TRUTH_NVML"), "r");
-    double low, high, wave_ms, update_ms, hang_ms;
-    int count = 0, counts, late;
+    double low, high, wave_ms, update_ms, hang_ms, delay_ms;
+    long long since_ns;
+    int count = 0, counts, late, lost;
     while (file && count < MAX_BOARDS &&
-           fscanf(file, "%lf %lf %lf %lf %d %lf %d", &low, &high, &wave_ms, &update_ms, &counts, &hang_ms, &late) == 7)
+           fscanf(file, "%lf %lf %lf %lf %d %lf %d %lf %d %lld", &low, &high, &wave_ms, &update_ms, &counts, &hang_ms,
+                  &late, &delay_ms, &lost, &since_ns) == 10)
         found[count++] = (board){{low, high, (int64_t)(wave_ms * 1e6), 0}, (int64_t)(update_ms * 1e6),
-                                 (int64_t)(hang_ms * 1e6), counts, late};
+                                 (int64_t)(hang_ms * 1e6), (int64_t)(delay_ms * 1e6), since_ns, counts, late, lost};
     if (file)
         fclose(file);
     return count;
@@ -40,6 +44,8 @@ static int look(void *handle, board *found, int64_t *now_ns) {
     if (index < 0 || index >= count)
         return INVALID;
     *found = all[index];
+    if (found->lost)
+        return LOST;
     *now_ns = clock_at(CLOCK_BOOTTIME);
     if (found->hang_ns) {
         struct timespec hang = {found->hang_ns / 1000000000, found->hang_ns % 1000000000};
@@ -91,7 +97,13 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millij
         return code;
     if (!b.counts)
         return NOT_SUPPORTED;
-    *millijoules = (unsigned long long)(joules_at(&b.wave, now_ns - now_ns % b.update_ns) * 1e3);
+    /* When the updates become rarer, the last of the old ones may be later than one of the new ones. */
+    static int64_t shown_ns[MAX_BOARDS];
+    int64_t *last_ns = &shown_ns[(intptr_t)handle - 1];
+    if (now_ns - now_ns % b.update_ns > *last_ns)
+        *last_ns = now_ns - now_ns % b.update_ns;
+    double joules = joules_at(&b.wave, *last_ns - b.delay_ns) - joules_at(&b.wave, b.since_ns);
+    *millijoules = joules > 0 ? (unsigned long long)(joules * 1e3) : 0;
     return OK;
 }
 

@@ -1,7 +1,8 @@
-/* Drives energy_uj files in real time: rapl UPDATE_US LOW_W HIGH_W WAVE_US RANGE_UJ FILE...
+/* Drives energy_uj files in real time: rapl UPDATE_US LOW_W HIGH_W WAVE_US RANGE_UJ DELAY_US STALL_US EVERY_US FILE...
  *
  * Each file is a counter of a load of its own, shifted by a third of a wave from the one before. A value is what was
- * used by the instant just before it is written. Prints a line when it counts, and counts until the end of stdin;
+ * used by the instant DELAY_US before it is written. Once the line "stall" comes from stdin, an update takes STALL_US
+ * once in EVERY_US, and each time where EVERY_US is 0. Prints a line when it counts, and counts until another line;
  * then prints the longest time between two updates, ns.
  */
 #define _GNU_SOURCE
@@ -16,11 +17,12 @@
 
 int main(int argc, char **argv) {
     int64_t update_ns = atoll(argv[1]) * 1000, wave_ns = atoll(argv[4]) * 1000, range = atoll(argv[5]);
-    int files = argc - 6, fds[16];
+    int64_t delay_ns = atoll(argv[6]) * 1000, stall_ns = atoll(argv[7]) * 1000, every_ns = atoll(argv[8]) * 1000;
+    int files = argc - 9, fds[16], stalls = 0;
     load loads[16];
     for (int i = 0; i < files; i++) {
         loads[i] = (load){atof(argv[2]), atof(argv[3]), wave_ns, i * wave_ns / 3};
-        fds[i] = open(argv[6 + i], O_WRONLY | O_CREAT | O_CLOEXEC, 0444);
+        fds[i] = open(argv[9 + i], O_WRONLY | O_CREAT | O_CLOEXEC, 0444);
         if (fds[i] < 0)
             return 1;
     }
@@ -33,7 +35,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < files; i++) {
             char text[32];
             now_ns = clock_at(CLOCK_BOOTTIME);
-            snprintf(text, sizeof text, "%-20lld\n", (long long)((int64_t)(joules_at(&loads[i], now_ns) * 1e6) % range));
+            snprintf(text, sizeof text, "%-20lld\n", (long long)((int64_t)(joules_at(&loads[i], now_ns - delay_ns) * 1e6) % range));
             if (pwrite(fds[i], text, strlen(text), 0) < 0)
                 return 1;
         }
@@ -45,12 +47,21 @@ int main(int argc, char **argv) {
             fflush(stdout);
         }
         struct pollfd end = {0, POLLIN, 0};
-        if (count % 16 == 0 && poll(&end, 1, 0) > 0)
-            break;
-        due_ns += update_ns;
+        if ((stalls || count % 16 == 0) && poll(&end, 1, 0) > 0) {
+            char line[16] = "";
+            if (read(0, line, sizeof line) <= 0 || strncmp(line, "stall", 5))
+                break;
+            stalls = 1;
+        }
+        int64_t step_ns = update_ns;
+        if (stalls && (!every_ns || due_ns / every_ns != (due_ns + update_ns) / every_ns))
+            step_ns = stall_ns;
+        due_ns += step_ns;
         int64_t behind_ns = clock_at(CLOCK_MONOTONIC) - due_ns;
         if (behind_ns > update_ns)
             due_ns += behind_ns;
+        /* What is judged is how late it is, not how long an update was to take. */
+        last_ns += step_ns - update_ns;
         struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL);
     }
