@@ -231,7 +231,7 @@ def sockets(
         unreadable: further sockets that have a name and cannot be read; default 0.
         store: the agent's store; default one in `folder`.
         preload: further environment of the agent; default none.
-        delay_ms: by how much a value is older than its update, which the agent is told, ms; default 0.
+        delay_ms: by how much a value is older than its update, which the agent knows, ms; default 0.
         stall_ms: how long an update takes once the counter stalls (`Rig.stall`), ms; default as long as the others.
         every_ms: once in how long it does so, ms; default each time.
     """
@@ -289,7 +289,7 @@ def boards(
 
     It makes calls take some ms, with a late value or an early one, sets the time between updates, has the board be
     lost, and has its driver begin to count at an instant of CLOCK_BOOTTIME. The agent is given the fixture by its
-    environment, and told of the delay.
+    environment, and knows the delay.
     """
     _, library = build(folder)
     control = folder / "boards"
@@ -424,7 +424,8 @@ def stalling_case(stall_ms: float, every_ms: float) -> Callable[[Path, bool], li
     """Return a case of counters that take longer for an update than they did when the agent started."""
 
     def run(folder: Path, quick: bool) -> list[Measured]:
-        with sockets(folder, update_ms=1.0, interval_ms=100.0, stall_ms=stall_ms, every_ms=every_ms) as rig:
+        stalls = {"stall_ms": stall_ms, "every_ms": every_ms}
+        with sockets(folder, update_ms=1.0, interval_ms=100.0, wave_ms=170.0, **stalls) as rig:
             rig.stall()
             return both(rig, quick)
 
@@ -439,13 +440,13 @@ def both(rig: Rig, quick: bool) -> list[Measured]:
 
 
 def delayed_case(folder: Path, quick: bool) -> list[Measured]:
-    """Show values that are 50 ms older than their update, which the agent is told."""
-    with sockets(folder, update_ms=1.0, interval_ms=100.0, delay_ms=50.0) as rig:
+    """Show values that are 60 ms older than their update, which the agent knows."""
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, wave_ms=170.0, delay_ms=60.0) as rig:
         return both(rig, quick)
 
 
 def delayed_board_case(folder: Path, quick: bool) -> list[Measured]:
-    """Show a board's values 100 ms late, which the agent is told."""
+    """Show a board's values 100 ms late, which the agent knows."""
     with boards(folder, interval_ms=100.0, delay_ms=100.0) as (rig, _):
         return both(rig, quick)
 
@@ -560,7 +561,7 @@ CASES: Final = (
     Case("board-slows", "a board's counter of 20 ms that becomes one of 90 ms", slowing_board_case),
     Case("rapl-slows", "RAPL of 1 ms that becomes one of 80 ms", stalling_case(80.0, 0.0)),
     Case("rapl-stalls", "RAPL of 1 ms that stands for 60 ms every 0.73 s", stalling_case(60.0, 730.0)),
-    Case("rapl-delayed", "RAPL whose values are 50 ms late, which is known", delayed_case),
+    Case("rapl-delayed", "RAPL whose values are 60 ms late, which is known", delayed_case),
     Case("board-delayed", "a board whose values are 100 ms late, which is known", delayed_board_case),
     Case("lost-and-back", "a young board lost for 4 s, its counter reset and higher", reset_case(4.0)),
     Case("reset", "a board whose counter begins again", reset_case(0.0)),

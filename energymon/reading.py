@@ -140,8 +140,8 @@ class CounterStart:
     """Which counter it is: a file, or a board's UUID."""
 
 
-def may_have_begun_within(counts: float, most: float) -> bool:
-    """Return whether a counter that shows `counts` may have begun at 0 in a span, in which `most` counts are possible.
+def may_have_restarted_within(counts: float, most: float) -> bool:
+    """Return whether a counter that shows `counts` may have started at 0 in a span in which `most` are possible.
 
     A counter without a wrap that was reset in an outage, and has since passed its old value, is seen by nothing else.
     """

@@ -7,7 +7,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import INTERPOLATED, START, may_have_begun_within
+from energymon.reading import INTERPOLATED, START, may_have_restarted_within
 
 _FROZEN_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
@@ -101,7 +101,7 @@ class Counter:
         if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
             why = f"may wrap in {_span(self._wrap_ns)}, and two readings are {_span(elapsed_ns)} apart"
             return self._restart(raw, before_ns, why)
-        if self._interrupted and may_have_begun_within(raw, self._max_per_ns * elapsed_ns):
+        if self._interrupted and may_have_restarted_within(raw, self._max_per_ns * elapsed_ns):
             return self._restart(raw, before_ns, f"may have been reset in the {_span(elapsed_ns)} between two readings")
         if not 0 <= delta <= self._max_per_ns * (now_ns - self.since_ns + self._lag_ns):
             return self._doubt(raw, delta, now_ns, before_ns)

@@ -1,11 +1,15 @@
 """How old the value of a counter may be at a reading, and what that means for windows."""
 
+import math
+import random
 from bisect import bisect_right
 from itertools import count, takewhile
 
 import pytest
 
 from energymon import Reading, joules
+from energymon.analysis.curve import curves
+from energymon.analysis.integrate import Integral
 from energymon.sensors.counter import Counter
 from energymon.sensors.updates import Poll, lag_of
 
@@ -65,6 +69,40 @@ def test_a_value_is_never_older_than_is_said_and_none_is_refused_whenever_it_is_
     many.update(values[0], nows_ns[0], befores_ns[0])
     _, sinces_ns = many.advance(values[1:], nows_ns[1:], befores_ns[1:])
     assert sinces_ns == [since_ns for since_ns, _ in found[1:]]
+
+
+def used_mj(at_ms):
+    """Return what a load used that draws 500 W and 100 W for 85 ms each."""
+    waves, rest_ms = divmod(at_ms, 170.0)
+    return 51_000 * waves + 500 * min(rest_ms, 85.0) + 100 * max(rest_ms - 85.0, 0.0)
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 50.0])
+@pytest.mark.parametrize("ticks_ms", TICKS.values(), ids=TICKS)
+@pytest.mark.parametrize("updates_ms", UPDATES.values(), ids=UPDATES)
+def test_none_of_a_thousand_windows_is_outside_its_bound_whenever_the_counter_is_updated(
+    updates_ms, ticks_ms, delay_ms
+):
+    unwraps = counter(lag_s=1.25 * (updates_ms[1] - updates_ms[0]) / 1e3)
+    unwraps.delay_s = delay_ms / 1e3
+    rows = []
+    for _, after_ns, before_ns, true_ns in shown(updates_ms, ticks_ms):
+        value = round(used_mj(true_ns / MS + 1000 - delay_ms))
+        shown_j, flags = unwraps.update(value, after_ns, before_ns)
+        early_ns, late_ns = before_ns - unwraps.since_ns, after_ns - before_ns
+        rows.append(
+            Reading(before_ns, before_ns, "n", "gpu-0", "gpu", "nvml-counter", shown_j, flags, early_ns, late_ns)
+        )
+    dice = random.Random(7)
+    series = curves(rows)
+    for _ in range(1000):
+        begin_ms = dice.uniform(500.0, 3800.0)
+        end_ms = begin_ms + math.exp(dice.uniform(math.log(20.0), math.log(500.0)))
+        integral = Integral(round(begin_ms * MS), interval_ns=100 * MS)
+        integral.add(series, round(end_ms * MS))
+        (found,) = integral.energies()
+        truth_j = (used_mj(end_ms + 1000) - used_mj(begin_ms + 1000)) / 1e3
+        assert abs(found.joules - truth_j) <= found.error_j + 0.003, (begin_ms, end_ms)
 
 
 def looks(period_ms, held=()):

@@ -72,6 +72,15 @@ def test_an_outage_in_which_the_counter_may_have_wrapped_twice_begins_a_new_segm
     assert c.why == "may wrap in 10 s, and two readings are 11 s apart"
 
 
+def test_an_update_that_took_longer_than_any_before_is_no_impossible_power():
+    c = counter(wrap=None)
+    for at_ms in range(100):
+        c.update(85_000 * at_ms, at_ms * S // 1000)
+    # The next update comes after 80 ms, between two readings that are 0.3 ms apart.
+    assert c.update(85_000 * 99, 1789 * S // 10_000)[1] == ""
+    assert c.update(85_000 * 179, 1792 * S // 10_000) == (pytest.approx(0.085 * 179), "")
+
+
 def test_a_young_counter_that_may_have_been_reset_while_it_could_not_be_read_begins_a_new_segment():
     c = counter(wrap=None)
     c.update(300_000_000, 0)
