@@ -469,7 +469,7 @@ def reset_case(away_s: float) -> Callable[[Path, bool], list[Measured]]:
                         say(since_ns=lost_ns + NS)
                     time.sleep(1.5)
 
-            return asked(rig, quick, (0.1, 1.5), reset, may_be_unknown=True)
+            return asked(rig, quick, (0.2, 2.5 + away_s), reset, may_be_unknown=True)
 
     return run
 
