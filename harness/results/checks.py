@@ -123,7 +123,7 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     if regime.is_local:
         return
     for when, probe in (("before", data.link.before), ("after", data.link.after)):
-        for bound in list_link_bounds(regime, probe, tolerances, data.link.floor_ms):
+        for bound in list_link_bounds(regime, probe, tolerances):
             if bound.found is None:
                 yield _make_check(row, f"{bound.rule}_{when}", bound.expected, "not measured", UNKNOWN)
             else:

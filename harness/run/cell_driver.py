@@ -127,8 +127,7 @@ class CellContext:
         return Probe(**asdict(found)) if again is None else Probe(**asdict(again), first=found)
 
     def _is_kept(self, regime: Regime, found: ProbeResult) -> bool:
-        floor_ms = None if self.testbed.link is None else self.testbed.link.floor_ms
-        return all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks, floor_ms))
+        return all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks))
 
 
 @dataclass(slots=True)
