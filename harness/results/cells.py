@@ -13,6 +13,7 @@ from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
 from harness.testbed.base import ProbeResult
+from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.paths import PathCounters
 
 
@@ -227,9 +228,10 @@ class FailedCell:
 
 @dataclass(frozen=True, slots=True)
 class Probe(ProbeResult):
-    """A probe of the link. A probe that was out of bounds is repeated, and `first` is the one before."""
+    """The last probe of the link before or after a cell, which is judged."""
 
-    first: ProbeResult | None = None
+    earlier: Sequence[ProbeResult] = ()
+    """Those before it, which were out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +259,8 @@ class LinkRecord:
     """relay, netem or none."""
     floor_ms: float | None = None
     """Round trip of the link without delay. None where it was not measured."""
+    calibrations: Sequence[Calibration] = ()
+    """How the link was brought to the regime's round trip, each time since it came up."""
     before: Probe | None = None
     after: Probe | None = None
     epochs: Sequence[LinkEpoch] = ()

@@ -128,7 +128,8 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
                 yield _make_check(row, f"{bound.rule}_{when}", bound.expected, "not measured", UNKNOWN)
             else:
                 pair = f" between {probe.pair}" if probe and probe.pair and bound.rule == "rtt" else ""
-                actual = f"{bound.found:.3g} {bound.unit}{pair}"
+                earlier = f", in probe {len(probe.earlier) + 1}" if probe and probe.earlier else ""
+                actual = f"{bound.found:.3g} {bound.unit}{pair}{earlier}"
                 yield _make_check(row, f"{bound.rule}_{when}", bound.expected, actual, bound.kept)
     epoch = data.link.get_epoch(row.epoch)
     if regime.loss_pct == 0:

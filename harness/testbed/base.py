@@ -196,8 +196,10 @@ class Testbed(ABC):
         self._caches: Caches = caches
 
     @abstractmethod
-    def set_regime(self, regime: Regime) -> None:
+    def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the link the regime's delay and rate; a local regime leaves it alone.
+
+        With `recalibrate` a link that was calibrated for this round trip is calibrated again.
 
         Raises:
             TestbedError: the testbed has no link, or the link is broken.

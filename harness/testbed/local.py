@@ -38,7 +38,7 @@ class LocalTestbed(Testbed):
             self.close()
             raise
 
-    def set_regime(self, regime: Regime) -> None:
+    def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Refuse a regime that needs a link, by a TestbedError."""
         if not regime.is_local:
             raise TestbedError(

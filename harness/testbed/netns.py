@@ -88,12 +88,12 @@ class NetnsTestbed(Testbed):
             self._lifetime.wait_guarded()
             self._stack = stack.pop_all()
 
-    def set_regime(self, regime: Regime) -> None:
+    def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the link the regime's delay and rate; a link that broke in an earlier cell is made again."""
         if regime.is_local:
             return
         try:
-            self.link.set(regime)
+            self.link.set(regime, recalibrate=recalibrate)
         except TestbedError as error:
             self._notes.append(f"the link was made again before regime {regime.name}: {error}")
             self.link.close()

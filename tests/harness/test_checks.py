@@ -124,6 +124,15 @@ def test_a_round_trip_is_within_a_tenth_of_a_ms_or_3_percent_and_at_most_two_fif
     assert ("at least" in rtt.expected) == (asked_ms < 0.2)
 
 
+def test_a_row_says_which_probe_of_the_link_it_is_judged_by(remote):
+    near = {"regime": {**REGIME, "rtt_ms": 0.1}}
+    wrong = {**PROBE, "rtt_ms_median": 0.05}
+    probes = {"before": {**wrong, "earlier": [wrong, wrong]}, "after": {**wrong, "rtt_ms_median": 0.07}}
+    valid, rules = verdicts(change(remote(**probes), cell=near))
+    assert "rtt_before (0.05 ms, in probe 3, expected 0.1 ± 0.1, at least 0.06 ms)" in valid
+    assert rules["rtt_after"] == "pass"
+
+
 IMPAIRED = {"name": "wan_57ms", "rtt_ms": 57.0, "rate_gbit": 1.0, "jitter_ms": 5.0, "loss_pct": 0.1}
 KEPT = {
     **PROBE, "rtt_ms_median": 58.6, "rate_gbit": 0.98, "jitter_ms": 5.3,

@@ -138,8 +138,13 @@ def test_the_links_socket_is_there_on_every_host_and_refuses_nonsense_in_one_lin
         garbage.connect(str(path))
         garbage.sendall(b"\xff\n")
         assert ask(path, {"do": "describe"})["kind"] == "relay"
-    set_regime(path, Regime(name="unequal", rtt_ms=5.0, rate_gbit=1.0, paths=({}, {"loss_pct": 1.0})))
+    unequal = Regime(name="unequal", rtt_ms=5.0, rate_gbit=1.0, paths=({}, {"loss_pct": 1.0}))
+    set_regime(path, unequal)
     assert len(read_counters(path).paths) == 2
+    before = ask(path, {"do": "describe"})["calibrations"]
+    set_regime(path, unequal, recalibrate=True)
+    *known, new = ask(path, {"do": "describe"})["calibrations"]
+    assert (known, new["rtt_ms"]) == (before, unequal.rtt_ms)
 
 
 def test_nothing_listens_outside_of_the_management_network(hosts):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from harness.results.folder import RunFolder
 from harness.run import driver
 from harness.run.cli import main
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS
+from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.qdisc import cap_rate
 from harness.testbed.state import RunState
@@ -82,6 +84,8 @@ BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks"}
 SECONDS = 0.6
 """How long a fault lasts: some pings, and some ticks of 50 ms."""
 NEAR = Regime(name="near", rtt_ms=2.0, rate_gbit=0.5)
+TOO_LATE_MS = 3.0
+"""One-way delay of the calibration that is wrong."""
 EXPERIMENT = """# @package _global_
 defaults:
   - /workload@workloads.resnet50: resnet50
@@ -224,10 +228,13 @@ class Saboteur:
     def _wrong_from_here_on(self, paths=()) -> None:
         self.testbed.link.set(Regime(name="wrong", rtt_ms=5, rate_gbit=0.2, paths=paths))
 
-    def set_regime(self, set_it, regime: Regime) -> None:
-        """Set a regime as the run asks; the second one, after an interruption, as another regime."""
+    def set_regime(self, set_it, regime: Regime, *, recalibrate: bool = False) -> None:
+        """Set a regime as the run asks; the first one at first with a calibration that is wrong by now, the second one,
+        after an interruption, as another regime."""
         self.cell = regime.name
-        set_it(regime)
+        if regime.name == NEAR.name and not recalibrate:
+            self.testbed.link._calibrations.append(Calibration(NEAR.rtt_ms, TOO_LATE_MS, NEAR.rtt_ms))
+        set_it(regime, recalibrate=recalibrate)
         if regime.name == "impaired":
             if not self.is_resumed:
                 raise Interrupted(signal.SIGTERM)
@@ -251,7 +258,7 @@ def run_folder(tmp_path_factory):
     def sabotaged_testbed(*given):
         testbed = saboteur.testbed = start_testbed(*given)
         set_it = testbed.set_regime
-        testbed.set_regime = lambda regime: saboteur.set_regime(set_it, regime)
+        testbed.set_regime = partial(saboteur.set_regime, set_it)
         return testbed
 
     def sabotaged_agent(*given):
@@ -338,6 +345,31 @@ def test_no_rule_refuses_an_epoch_without_a_fault(checks):
     refused = {rule for rule in ours if not verdicts_of(checks, rule, "clean") <= {"pass", "not applicable"}}
     assert refused == set()
     assert verdicts_of(checks, "sensors", "clean") == verdicts_of(checks, "cpu_parts", "clean") == {"pass"}
+
+
+def link_of(run_folder, regime):
+    """Return the link.json of a regime's cell."""
+    return json.loads(next(run_folder.glob(f"cells/faulty-resnet50-{regime}-*/link.json")).read_text())
+
+
+def test_a_link_whose_calibration_is_wrong_by_now_is_calibrated_again_before_its_cell(run_folder):
+    link = link_of(run_folder, "near")
+    first, *later = link["calibrations"]
+    assert first["delay_ms"] == TOO_LATE_MS
+    assert later
+    assert all(one["delay_ms"] < NEAR.rtt_ms / 2 for one in later)
+    assert link["before"]["earlier"][0]["rtt_ms_median"] >= 2 * TOO_LATE_MS
+    assert link["before"]["rtt_ms_median"] < 2 * TOO_LATE_MS
+
+
+def test_a_link_that_stays_wrong_is_probed_three_times_and_its_cell_is_refused(run_folder, checks):
+    link = link_of(run_folder, "impaired")
+    for when in ("before", "after"):
+        assert all(probe["rtt_ms_median"] > 4 for probe in [*link[when]["earlier"], link[when]])
+        assert len(link[when]["earlier"]) == 2
+    said = {check["actual"] for check in checks if check["rule"] == "rtt_before" and "-impaired-" in check["cell_id"]}
+    assert all(one.endswith("ms, in probe 3") for one in said)
+    assert said
 
 
 def test_every_rule_is_shown_to_refuse_a_fault():

@@ -73,8 +73,12 @@ class Link(ABC):
         return None
 
     @abstractmethod
-    def set(self, regime: Regime) -> None:
+    def set(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip.
+
+        Args:
+            regime: what to set.
+            recalibrate: whether to calibrate again a link that was calibrated for this round trip; default: no.
 
         Raises:
             TestbedError: the regime has no link, or the link is broken.
@@ -123,7 +127,7 @@ class ShapedLink(Link):
     def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
         super().__init__()
         self._namespaces = (storage_namespace, compute_namespace)
-        self._calibrations: dict[float, Calibration] = {}
+        self._calibrations: list[Calibration] = []
         self._regime: Regime | None = None
 
     def _measure_rtt_ms(self, seconds: float) -> float:
@@ -147,7 +151,7 @@ class ShapedLink(Link):
     def _cap(self, rate_gbit: float) -> None:
         """Cap the rate in both directions from now on."""
 
-    def set(self, regime: Regime) -> None:
+    def set(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the running link the regime's delay, rate, jitter and loss, calibrated; raises TestbedError."""
         if regime.rate_gbit is None:
             raise TestbedError(
@@ -158,8 +162,8 @@ class ShapedLink(Link):
         self._cap(regime.rate_gbit)
         # Pings do not take the paths.
         bare = regime.model_copy(update={"paths": ()})
-        calibration = self._calibrations.get(regime.rtt_ms)
-        if calibration is None or not calibration.is_good:
+        calibration = next((one for one in reversed(self._calibrations) if one.rtt_ms == regime.rtt_ms), None)
+        if calibration is None or recalibrate or not calibration.is_good:
             try:
                 calibration = calibrate(
                     regime.rtt_ms,
@@ -169,7 +173,7 @@ class ShapedLink(Link):
                 )
             except OSError as error:
                 raise self._silent(error) from error
-            self._calibrations[regime.rtt_ms] = calibration
+            self._calibrations.append(calibration)
         self._shape(regime, calibration.delay_ms, regime.jitter_ms, regime.loss_pct)
         self._regime = regime
 
@@ -181,7 +185,7 @@ class ShapedLink(Link):
             "mtu_bytes": MTU,
             "floor_ms": self.floor_ms,
             "regime": None if self._regime is None else self._regime.name,
-            "calibrations": [asdict(calibration) for calibration in self._calibrations.values()],
+            "calibrations": [asdict(calibration) for calibration in self._calibrations],
             "storage_tcp": read_tcp(self._namespaces[0]),
             "compute_tcp": read_tcp(self._namespaces[1]),
             "storage_qdiscs": describe_qdiscs(self._namespaces[0]),

@@ -1,6 +1,7 @@
 """The control socket of a link that another process owns: a connection sends one JSON object and gets one back.
 
     {"do": "set", "regime": {"name": "wan30ms", "rtt_ms": 30, "rate_gbit": 1}}   fields of Regime -> {"ok": true}
+        with "recalibrate": true the link is calibrated again
     {"do": "counters"}                                                       -> fields of LinkCounters
     {"do": "describe"}                                                       -> what `Link.describe` returns
 
@@ -33,13 +34,13 @@ REQUEST_TIMEOUT_S: Final = 2.0
 MAX_LINE_BYTES: Final = 1 << 20
 
 
-def set_regime(path: Path, regime: Regime) -> None:
-    """Set the link behind a control socket to a regime.
+def set_regime(path: Path, regime: Regime, *, recalibrate: bool = False) -> None:
+    """Set the link behind a control socket to a regime, calibrated again where that is asked for.
 
     Raises:
         TestbedError: nothing answers there, or the link refuses.
     """
-    ask(path, {"do": "set", "regime": regime.model_dump()})
+    ask(path, {"do": "set", "regime": regime.model_dump(), "recalibrate": recalibrate})
 
 
 def read_counters(path: Path) -> LinkCounters:
@@ -76,7 +77,7 @@ def link_commands(link: Link) -> Answer:
 
     def answer(command: dict[str, Any]) -> dict[str, object]:
         if command["do"] == "set":
-            link.set(Regime.model_validate(command["regime"]))
+            link.set(Regime.model_validate(command["regime"]), recalibrate=command.get("recalibrate") is True)
             return {"ok": True}
         if command["do"] == "counters":
             return asdict(link.counters())

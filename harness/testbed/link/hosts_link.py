@@ -62,9 +62,9 @@ class SocketLink(Link):
         read_counters(path)
         self.floor_ms = ask(path, {"do": "describe"}).get("floor_ms")
 
-    def set(self, regime: Regime) -> None:
+    def set(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the link a regime's delay, rate, jitter and loss; its owner calibrates it."""
-        set_regime(self._path, regime)
+        set_regime(self._path, regime, recalibrate=recalibrate)
 
     def counters(self) -> LinkCounters:
         """Read the cumulative counters."""
@@ -149,7 +149,7 @@ class HostsNetemLink(ShapedLink):
             "delays": self._delays,
             "floor_ms": self.floor_ms,
             "regime": None if self._regime is None else self._regime.name,
-            "calibrations": [asdict(calibration) for calibration in self._calibrations.values()],
+            "calibrations": [asdict(calibration) for calibration in self._calibrations],
             "qdiscs": {end.node.host: one["qdiscs"] for end, one in described},
             "compute_tcp": read_tcp(None),
             "notes": list(self._notes),
