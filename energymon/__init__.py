@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module that it is to run
+    from energymon.system.signals import begin_program
+
+    begin_program()
+
 from energymon.agent.window import Agent, Window
 from energymon.analysis.attribution import (
     Channels,

@@ -17,10 +17,10 @@ from typing import Final, TypeAlias
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
+from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 
 _STATUS_ERROR = 2
-_STATUS_INTERRUPTED = 130
 _LAST_NS = 2**62
 """The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 
@@ -32,7 +32,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status.
 
-    That is 0, 1 for doctor on a host of which something has no figure, 2 for an error, and 130 after Ctrl-C.
+    That is 0, 1 for doctor on a host of which something has no figure, and 2 for an error.
     """
     options = _parser().parse_args(argv)
     try:
@@ -42,8 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None
         return _STATUS_ERROR
-    except KeyboardInterrupt:
-        return _STATUS_INTERRUPTED
     except (EnergyError, OSError) as error:
         return _failed(error)
     return status
@@ -389,4 +387,4 @@ def _add_dashboard(commands: _Commands) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -22,7 +22,11 @@ def _hidden_package() -> str | None:
 
 
 if (_hidden := _hidden_package()) is not None:
-    if sys.argv[0] != "-m":  # what Python sets while it looks for the module that it is to run
+    if sys.argv[0] != "-m":
         raise ImportError(_hidden)
     print(f"error: {_hidden}", file=sys.stderr)
     sys.exit(2)
+if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module that it is to run
+    from energymon.system.signals import begin_program
+
+    begin_program()

@@ -1,12 +1,6 @@
 """`python -m harness`."""
 
-from harness.system.signals import run_program
+from harness.run.cli import main
+from harness.system.program import run_program
 
-
-def _program() -> int:
-    from harness.run.cli import main
-
-    return main()
-
-
-run_program(_program, "nothing was measured yet")
+run_program(main)

@@ -21,7 +21,7 @@ from harness.results.metrics import EpochMetrics, make_epoch_metrics
 from harness.results.provenance import list_changes
 from harness.results.ranks import RankRow, rank_rows
 from harness.system.disk import disk_errors
-from harness.system.signals import run_program
+from harness.system.program import run_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +122,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_program(main, "nothing was judged")
+    run_program(main)

@@ -51,12 +51,3 @@ class MemoryLimitError(CellError):
 
 class ResultsError(HarnessError):
     """A results folder is missing, incomplete or belongs to another config."""
-
-
-class Interrupted(HarnessError):
-    """The run was ended by a signal; its measurements are kept."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"interrupted by signal {signum}")
-        self.signum = signum
-        self.exit_status = 128 + signum

@@ -19,6 +19,7 @@ GRACE_S: Final = 5.0
 """How long a child may take to end before it is signalled, and again before it is killed."""
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_WORDS_BYTES: Final = 1 << 16
+_WATCH: Final = '(read -r _ </dev/fd/"$0"; kill -KILL 0) >/dev/null 2>&1 & exec "$@"'
 
 
 class ChildError(Exception):
@@ -45,6 +46,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         own_group: bool = True,
         killed_with_parent: bool = False,
+        group_killed_with_parent: bool = False,
     ) -> None:
         """Start it.
 
@@ -61,6 +63,8 @@ class Child:
             own_group: whether it leads a process group, all of which `stop` signals; true by default.
             killed_with_parent: whether the kernel kills it when the thread that starts it ends; false by default, for
                 a child that ends at the end of its stdin.
+            group_killed_with_parent: whether a shell that waits in its group kills the group when this process ends or
+                closes the child; false by default, for a child without children that outlive it.
 
         Raises:
             OSError: the command, `setpriv` where it is needed, or the file of stderr cannot be used.
@@ -74,6 +78,11 @@ class Child:
             self._stderr = stderr.open("ab+") if isinstance(stderr, Path) else tempfile.TemporaryFile()  # noqa: SIM115
             stderr = self._stderr.fileno()
         self._stderr_start = self._stderr.tell() if self._stderr is not None else 0
+        reader: int | None = None
+        self._life: int | None = None
+        if group_killed_with_parent:
+            reader, self._life = os.pipe()
+            argv, pass_fds = ["sh", "-c", _WATCH, str(reader), *argv], [*pass_fds, reader]
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [*prefix, *(_killed_with_parent(argv) if killed_with_parent else argv)],
@@ -89,6 +98,9 @@ class Child:
         except BaseException:
             self._close_files()
             raise
+        finally:
+            if reader is not None:
+                os.close(reader)
 
     @property
     def pid(self) -> int:
@@ -245,6 +257,9 @@ class Child:
     def _close_files(self) -> None:
         if self._stderr is not None:
             self._stderr.close()
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
 
 
 def _killed_with_parent(argv: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -81,6 +82,7 @@ def _died(worker: Child, name: str) -> DatasetError:
 
 def main() -> int:
     """Make samples until none is left; return 1 when a file could not be written."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what ends it has something to say
     job = json.loads(sys.argv[1])
     module, name = job["kind"]
     dataset: GeneratedDataset = getattr(importlib.import_module(module), name)(**job["recipe"])

@@ -1,12 +1,6 @@
 """`python -m harness.diagnose`."""
 
-from harness.system.signals import run_program
+from harness.diagnose.cli import main
+from harness.system.program import run_program
 
-
-def _program() -> int:
-    from harness.diagnose.cli import main
-
-    return main()
-
-
-run_program(_program, "nothing was written")
+run_program(main)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from energymon.system.signals import signals_held
 from harness.config import list_packaged
-from harness.errors import CellError, HarnessError, Interrupted
+from harness.errors import CellError, HarnessError
 from harness.system.disk import check_writable, disk_errors
-from harness.system.signals import signals_held, signals_raise
 from loaders.errors import LoaderError
 
 _USAGE = """\
@@ -47,15 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     console = Console(stderr=True)
     try:
-        with signals_raise():
-            if len(given) == 1 and "=" not in given[0] and not given[0].startswith("-"):
-                with disk_errors({"FOLDER": Path(given[0])}):
-                    _show(Path(given[0]))
-            else:
-                _measure(given, console)
-    except Interrupted as error:
-        console.print(f"{error}; nothing was written", style="yellow", highlight=False, soft_wrap=True)
-        return error.exit_status
+        if len(given) == 1 and "=" not in given[0] and not given[0].startswith("-"):
+            with disk_errors({"FOLDER": Path(given[0])}):
+                _show(Path(given[0]))
+        else:
+            _measure(given, console)
     except HarnessError as error:
         return _failed(console, str(error), error.exit_status)
     except LoaderError as error:

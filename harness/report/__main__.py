@@ -11,7 +11,7 @@ from rich.console import Console
 from harness.errors import BROKEN_FIGURE, HarnessError
 from harness.report import print_table, read_report, render
 from harness.system.disk import disk_errors
-from harness.system.signals import run_program
+from harness.system.program import run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,4 +46,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_program(main, "nothing was drawn")
+    run_program(main)

@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from energymon import EnergyError
+from energymon.system.signals import Interrupted, interrupted
 from harness.cell.skipped import id_list, skipped_by_epoch
-from harness.errors import DiskError, HarnessError, Interrupted, TestbedError
+from harness.errors import DiskError, HarnessError, TestbedError
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
 from harness.results.epoch_row import select_settled
@@ -34,6 +35,8 @@ def run_cells(
     failures: dict[str, str] = {}
     progress.start(todo, done)
     for cell in todo:
+        if (interrupt := interrupted()) is not None:  # a library swallowed it, or raised its own error
+            raise interrupt
         context.run.set_aside(cell.cell_id)
         ledger.append("started", cell.cell_id)
         progress.cell_started(cell, context.datasets[cell.workload].samples)

@@ -19,21 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from energymon.system.signals import Interrupted, interrupted
 from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
 from harness.config.sweep import Job
-from harness.errors import (
-    BROKEN_FIGURE,
-    INVALID_ROWS,
-    CellError,
-    ConfigError,
-    DiskError,
-    HarnessError,
-    Interrupted,
-)
+from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError
 from harness.system.disk import check_writable, disk_errors, folder_of
-from harness.system.signals import signals_raise
 
 if TYPE_CHECKING:  # pydantic's models are for the commands that run something
     from harness.config.specs import Experiment
@@ -95,17 +87,14 @@ def main() -> int:
         print(_usage())
         return 0 if argv else 2
     try:
-        with signals_raise():
-            if (composed := _composed_before()) is not None:
-                return _job(*composed).status
-            arguments = split(argv)
-            overrides = expand(arguments)
-            if arguments.needs_hydra_main:
-                return _run_hydra_main(arguments, overrides)
-            cfg = compose_config("config", overrides, arguments.folder)
-            return _job(cfg, tuple(overrides)).status
-    except Interrupted:
-        raise  # run_program says so
+        if (composed := _composed_before()) is not None:
+            return _job(*composed).status
+        arguments = split(argv)
+        overrides = expand(arguments)
+        if arguments.needs_hydra_main:
+            return _run_hydra_main(arguments, overrides)
+        cfg = compose_config("config", overrides, arguments.folder)
+        return _job(cfg, tuple(overrides)).status
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -185,8 +174,10 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     except HarnessError as error:
         said, status = str(error), error.exit_status
+        if (interrupt := interrupted()) is not None:  # the error is of the clean-up after it, or a library's own
+            said, status = f"{interrupt}; {error}", interrupt.exit_status
         hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
-        console.print(f"error: {error}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"error: {said}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.stdout.flush()
     return Job(overrides, folders[-1] if folders else None, status, said)
 

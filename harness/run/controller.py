@@ -15,16 +15,16 @@ from uuid import uuid4
 from omegaconf import DictConfig, OmegaConf
 
 from energymon.system.child import Child, ChildError
+from energymon.system.signals import signals_held
 from harness import errors
 from harness.config.specs import Experiment
-from harness.errors import CellError, HarnessError, Interrupted, TestbedError
+from harness.errors import HarnessError, TestbedError
 from harness.results.files import write_whole
 from harness.results.folder import RunFolder, move_home
 from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
-from harness.system.signals import signals_held
 from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import LOST, Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
@@ -185,7 +185,7 @@ class _Lead:
                 on_folder(home.folder)
             elif "error" in said:
                 kind = getattr(errors, said["kind"], TestbedError)
-                raise CellError(said["error"]) if kind is Interrupted else kind(said["error"])
+                raise kind(said["error"])
             elif "failed" in said:
                 return int(said["failed"])
 

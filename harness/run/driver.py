@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
+from energymon.system.signals import signals_held
 from harness.collect import collect
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
@@ -35,7 +36,6 @@ from harness.run.plan import plan_cells
 from harness.run.progress import Progress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
 from harness.run.run_datasets import RunData, open_data
-from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.hosts import HostsOfRun, HostsTestbed
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory

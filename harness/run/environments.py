@@ -120,7 +120,9 @@ def _make(name: str, what: str, is_there: Callable[[Path], bool]) -> Path:
     script = PLAYBOOKS / f"{name}.sh"
     # A session's own packages are not the environment's.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    with Child([str(script)], env=variables, stdin=subprocess.DEVNULL, keep_stderr=True) as child:
+    with Child(
+        [str(script)], env=variables, stdin=subprocess.DEVNULL, keep_stderr=True, group_killed_with_parent=True
+    ) as child:
         output = child.finish(_MAKE_S)
         said = child.stderr_lines(_LINES)
     how = f"run playbooks/{script.name} by itself, with a network"

@@ -17,15 +17,15 @@ from typing import Any, Final, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from energymon.system.signals import Interrupted, signals_raise
 from harness.config.specs import Experiment
-from harness.errors import HarnessError, Interrupted
+from harness.errors import CellError, HarnessError
 from harness.results.cells import Cell
 from harness.results.folder import RunFolder
 from harness.run.driver import Cluster, measure
 from harness.run.host_energy import TOKEN_VARIABLE
 from harness.run.progress import Progress
 from harness.system.disk import check_writable, disk_errors
-from harness.system.signals import signals_raise
 from harness.testbed.inventory import Inventory
 
 HOSTS_DATA: Final = Path("/var/lib/joulefeed/data")
@@ -106,7 +106,8 @@ def main() -> int:
                 progress = cast(Progress, _Relayed())
                 _, failed = measure(experiment, cfg, progress, assignment.command, _say_folder, cluster)
     except (HarnessError, Interrupted) as error:
-        _say({"error": str(error), "kind": type(error).__name__, "status": error.exit_status})
+        kind = CellError if isinstance(error, Interrupted) else type(error)
+        _say({"error": str(error), "kind": kind.__name__, "status": error.exit_status})
         return error.exit_status
     _say({"failed": failed})
     return 0

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from harness.errors import HarnessError, Interrupted
-from harness.system.signals import run_program
+from energymon.system.signals import Interrupted
+from harness.errors import HarnessError
+from harness.system.program import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,9 +80,10 @@ def _play(options: argparse.Namespace) -> int:
             check = getattr(options, "check", False)
             result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
     except Interrupted as error:
-        remedy = f"; python -m harness.testbed down --inventory {options.inventory} undoes it"
-        print(f"{error}{'' if options.command in ('status', 'collect') else remedy}", file=sys.stderr)
-        return error.exit_status
+        if options.command in ("status", "collect"):
+            raise
+        undo = f"python -m harness.testbed down --inventory {options.inventory} undoes it"
+        raise Interrupted(error.signum, undo) from error
     if options.command == "status":
         for host, answers in sorted(result.answers.items()):
             print("\n".join(f"{host}: {line}" for line in "".join(answers.values()).splitlines()))
@@ -192,4 +194,4 @@ def _device(ability: str, trial: Sequence[str], module: str) -> Finding:
 
 
 if __name__ == "__main__":
-    run_program(main, "nothing was removed")
+    run_program(main)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from harness.errors import DiskError, Interrupted, TestbedError
+from energymon.system.signals import Interrupted, signals_noted
+from harness.errors import DiskError, TestbedError
 from harness.system.process import RUN_VARIABLE
-from harness.system.signals import signals_noted
 from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 from harness.testbed.lifetime import Lifetime
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from energymon.system.signals import run_program
 from loaders.errors import StreamError
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
@@ -26,7 +27,7 @@ _FORMAT = "format.json"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 2 after an error, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 when done, 2 after an error."""
     parser = argparse.ArgumentParser(prog="python -m loaders.mosaic", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = commands.add_parser(
@@ -102,4 +103,4 @@ def _linked(root: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

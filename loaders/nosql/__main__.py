@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
+from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form, prepare
@@ -26,7 +27,7 @@ from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 2 after an error, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 when done, 2 after an error."""
     parser = argparse.ArgumentParser(prog="python -m loaders.nosql", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -193,4 +194,4 @@ def _keygen(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -64,14 +64,12 @@ def flags(options: BaseModel) -> Sequence[str]:
 
 
 def run_command(run: Callable[[], int | None]) -> int:
-    """Run a command and return its exit status: 0 or its own when done, 2 after an error, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 or its own when done, 2 after an error."""
     try:
         return run() or 0
     except LoaderError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def resolve_address(listen: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the c
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error."""
     parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -218,4 +219,4 @@ def _keygen(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

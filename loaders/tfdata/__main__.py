@@ -8,6 +8,7 @@ import os
 import sys
 from ipaddress import ip_address
 
+from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderConfigError
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
@@ -16,7 +17,7 @@ from loaders.tfdata.server import Service, confine, wait_for_end
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 2 after an error, 130 after Ctrl-C."""
+    """Run a command and return its exit status: 0 when done, 2 after an error."""
     parser = argparse.ArgumentParser(prog="python -m loaders.tfdata", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -49,4 +50,4 @@ def _serve(options: DaemonOptions) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

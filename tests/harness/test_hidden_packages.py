@@ -54,8 +54,8 @@ def test_with_p_neither_a_program_nor_what_it_starts_sees_it(tmp_path):
     (tmp_path / "harness" / "__init__.py").touch()
     child = "import harness; print(harness.__file__)"
     program = (
-        "import subprocess, sys; from harness.system.signals import run_program; "
-        f"run_program(lambda: subprocess.run([sys.executable, '-c', {child!r}]).returncode, '')"
+        "import subprocess, sys; from harness.system.program import run_program; "
+        f"run_program(lambda: subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
     )
     done = python(tmp_path, "-P", "-c", program, PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout.strip()) == (0, str(ROOT / "harness" / "__init__.py")), done.stderr

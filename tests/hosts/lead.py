@@ -15,7 +15,7 @@ import yaml
 
 from harness.config.validation import parse
 from harness.run import cli, controller
-from harness.system.signals import run_program
+from harness.system.program import run_program
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from tests.hosts.init import ADMIN
 from tests.hosts.namespaces import Hosts
@@ -66,4 +66,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_program(main, "nothing was measured yet")
+    run_program(main)

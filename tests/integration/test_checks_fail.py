@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
+from energymon.system.signals import Interrupted
 from harness import collect
 from harness.config.regime import Regime
-from harness.errors import Interrupted, TestbedError
+from harness.errors import TestbedError
 from harness.results.checks import RULES
 from harness.results.folder import RunFolder
 from harness.run import driver

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import did_you_mean
-from harness.errors import HarnessError, Interrupted, ResultsError
+from harness.errors import HarnessError, ResultsError
 from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
 from harness.report.papers import find_published
@@ -191,8 +191,6 @@ def _use(name: str, use: Callable[[_Source], T]) -> T | BrokenFigure:
     """
     try:
         return use(find_figure(name))
-    except Interrupted:
-        raise
     except Exception as error:  # noqa: BLE001 - it stands in the figure's place, and the exit status says so
         return BrokenFigure(name, _one_line(error, name))
 

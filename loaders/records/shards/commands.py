@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from energymon.system.signals import Interrupted
+
 if TYPE_CHECKING:
     from loaders.records.shards.convert import SampleListing
 
@@ -124,7 +126,6 @@ def add_commands(commands: Commands) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     from loaders.errors import LoaderConfigError
     from loaders.records.shards.convert import convert_source
-    from loaders.records.shards.output import OutputError
 
     if arguments.shard_mib < 1:
         raise LoaderConfigError(f"--shard-mib {arguments.shard_mib}: expected 1 or more")
@@ -150,8 +151,9 @@ def _convert(arguments: argparse.Namespace) -> None:
                 check_classes=arguments.classes is None and not arguments.own_classes,
                 on_error=arguments.on_error,
             )
-    except KeyboardInterrupt as stop:
-        raise OutputError("stopped; run the same command again: it goes on with the shards that are whole") from stop
+    except Interrupted as stop:
+        remedy = "run the same command again: it goes on with the shards that are whole"
+        raise Interrupted(stop.signum, remedy) from stop
     _say(
         f"{arguments.out}: {done.samples} samples"
         + (f", {done.taken_over} of them from before" if done.taken_over else "")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Self
 
+from energymon.system.signals import Interrupted, signals_raise
 from loaders.streaming.daemon.counters import Log
 
 
@@ -93,7 +94,11 @@ def _run(serve: Callable[[bool], int], is_restart: bool) -> None:
     """Serve in this process, and end it without a return to its caller."""
     status = 1
     try:
-        status = serve(is_restart)
+        with signals_raise():
+            status = serve(is_restart)
+    except Interrupted as error:
+        sys.stderr.write(f"{error}\n")
+        status = error.exit_status
     except BaseException:
         sys.excepthook(*sys.exc_info())
         raise
