@@ -92,9 +92,10 @@ def _begin_child() -> None:
 def _end() -> None:
     """End the process after a whole program: while the interpreter frees its objects, no signal is heard."""
     if _state.status is not None:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                if stream is not None:  # closed by the caller
+                    stream.flush()
         os._exit(_state.status)
 
 

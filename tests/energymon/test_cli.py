@@ -163,12 +163,3 @@ def test_a_store_on_a_full_disk_is_read(store, tmp_path):
         pytest.skip(f"no disk of its own here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert "20.000" in done.stdout
-
-
-def test_ctrl_c_ends_a_command_without_a_traceback(store, monkeypatch, capsys):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(SqliteStore, "readings", interrupted)
-    assert main(["query", "--store", str(store), "--start", "0", "--end", "1000000000"]) == 130
-    assert capsys.readouterr() == ("", "")

@@ -12,59 +12,105 @@ import pytest
 pytestmark = pytest.mark.process
 
 PROGRAM = """
-import sys, time
-from harness.system.signals import run_program
-
-def program():
-    print("importing", flush=True)
-    time.sleep({sleeps})
-    return 7
+import atexit, sys, time
+from energymon.system.signals import Interrupted, signals_held, signals_raise
+from harness.system.program import run_program
 
 class Late:
     def __del__(self):
-        print("ending", flush=True)
-        time.sleep(0.3)
+        print("in a destructor", flush=True)
+        time.sleep(30)
 
-late = Late()
-run_program(program, "nothing was done")
+def callback():
+    Late()
+    time.sleep(30)
+
+def own_error():
+    try:
+        print("in a library", flush=True)
+        time.sleep(30)
+    except BaseException as error:
+        raise ImportError("initialization failed")
+
+def swallowing():
+    try:
+        print("in a library", flush=True)
+        time.sleep(30)
+    except Exception:
+        pass
+    time.sleep(30)
+
+def held():
+    with signals_held():
+        print("held", flush=True)
+        sys.stdin.readline()
+        print("let go", flush=True)
+    time.sleep(30)
+
+def ending():
+    atexit.register(lambda: (print("ending", flush=True), time.sleep(30)))
+    return 7
+
+run_program({program})
 """
 
 
-def started(sleeps):
-    command = [sys.executable, "-c", PROGRAM.format(sleeps=sleeps)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "importing\n"
-    return process
+def started(program):
+    command = [sys.executable, "-c", PROGRAM.format(program=program)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_it_imports_is_one_line_and_the_usual_status(number):
-    process = started(30)
-    process.send_signal(number)
-    _, said = process.communicate(timeout=20)
-    assert (process.returncode, said.split(";")[0]) == (128 + number, f"interrupted by signal {number}")
+@pytest.mark.parametrize("program", ["swallowing", "callback", "own_error"])
+def test_a_signal_is_one_line_and_its_status_whatever_code_it_meets(number, program):
+    with started(program) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (128 + number, f"interrupted by signal {number}\n")
 
 
-def test_a_signal_while_the_interpreter_ends_changes_nothing():
-    process = started(0)
-    assert process.stdout.readline() == "ending\n"
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+def test_a_signal_waits_for_what_may_not_be_interrupted():
+    with started("held") as process:
+        assert process.stdout.readline() == "held\n"
+        process.send_signal(signal.SIGINT)
+        told, said = process.communicate("go on\n", timeout=20)
+    assert (process.returncode, told, said) == (130, "let go\n", "interrupted by signal 2\n")
+
+
+def test_a_signal_while_the_interpreter_ends_changes_no_status_and_ends_what_hangs():
+    with started("ending") as process:
+        assert process.stdout.readline() == "ending\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
     assert (process.returncode, said) == (7, "")
 
 
-@pytest.mark.parametrize("package", ["harness", "harness.diagnose"])
-def test_a_command_s_package_imports_nothing_slow_before_signals_are_heard(package):
-    slow = {"hydra", "numpy", "pandas", "matplotlib", "torch", "rich"}
-    code = f"import sys, {package}; print(sorted({slow} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == "[]"
+ARGUMENTS = {"harness": ["+experiment=smoke"], "harness.testbed": ["up", "--inventory", "hosts.yml"]}
+COMMANDS = ["harness", "harness.report", "harness.collect", "harness.diagnose", "harness.testbed"]
+COMMANDS += ["energymon", "loaders.streaming", "loaders.nosql", "loaders.mosaic", "loaders.tfdata"]
+SLOW = (
+    "import os, sys, time\nclass Slow:\n    def find_spec(self, name, *_):\n        if name == '{name}':\n            "
+)
+SLOW += "os.write(2, b'importing')\n            time.sleep(30)\nsys.meta_path.insert(0, Slow())\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_signal_while_a_command_imports_its_packages_is_one_line(command, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW.format(name="argparse" if command == "energymon" else "pydantic"))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, "-m", command, *ARGUMENTS.get(command, [])]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
+        assert process.stderr.read(9) == "importing"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=20)
+    assert (process.returncode, said) == (130, "interrupted by signal 2\n")
 
 
 def test_a_program_goes_on_when_the_reader_of_its_output_has_gone(tmp_path):
     program = f"""
 from pathlib import Path
-from harness.system.signals import run_program
+from harness.system.program import run_program
 
 def program():
     for number in range(20_000):
@@ -72,7 +118,7 @@ def program():
     Path({str(tmp_path / "work")!r}).touch()
     return 7
 
-run_program(program, "nothing was done")
+run_program(program)
 """
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.readline()
@@ -95,7 +141,7 @@ def test_output_that_a_full_disk_loses_is_an_error():
 
 
 def test_output_without_utf_8_is_written_in_ascii():
-    code = "from harness.system.signals import run_program; run_program(lambda: print('2.0× ≤ 3 µ'), '')"
+    code = "from harness.system.program import run_program; run_program(lambda: print('2.0× ≤ 3 µ'))"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "2.0x <= 3 ?\n"

@@ -126,3 +126,36 @@ def test_nothing_is_left_open():
     with pytest.raises(FileNotFoundError):
         Child(["/no/such/command"], keep_stderr=True)
     assert count() == before
+
+
+BUILDER = """
+import subprocess, sys
+from energymon.system.child import Child
+script = "sleep 97 & sleep 98 & echo $!; wait"
+with Child(["sh", "-c", script], stdin=subprocess.DEVNULL, group_killed_with_parent=True) as child:
+    print(child.read_line(20).decode(), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_group_ends_with_a_parent_that_is_killed_or_leaves_it(is_killed):
+    with subprocess.Popen([sys.executable, "-c", BUILDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        last = int(parent.stdout.readline())
+        group = [psutil.Process(pid) for pid in psutil.pids() if _group_of(pid) == os.getpgid(last)]
+        assert sorted(p.name() for p in group) == ["sh", "sh", "sleep", "sleep"]
+        parent.kill() if is_killed else parent.stdin.close()
+    assert all(gone(p.pid) for p in group)
+
+
+def _group_of(pid):
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_a_group_that_ends_with_its_parent_says_all_and_ends_by_itself():
+    with Child(["sh", "-c", "echo said; exit 3"], stdin=subprocess.DEVNULL, group_killed_with_parent=True) as child:
+        assert child.finish(20) == b"said\n"
+        assert child.process.returncode == 3
