@@ -11,13 +11,14 @@ import atexit
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Final, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # no signal is heard before this module is imported, so it imports little
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+    from typing import Any, Final, NoReturn
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_REQUEST_S: Final = 0.5
@@ -47,17 +48,17 @@ def _raise(signum: int) -> NoReturn:
     raise Interrupted(signum)
 
 
-@dataclass(slots=True)
 class _State:
     """What this process has heard, and what it does with a first signal."""
 
-    act: Callable[[int], object] = _leave
-    is_held: bool = False
-    first: int | None = None
-    first_s: float = 0.0
-    """When it came, monotonic."""
-    status: int | None = None
-    """The exit status of the program that has ended."""
+    def __init__(self) -> None:
+        self.act: Callable[[int], object] = _leave
+        self.is_held = False
+        self.first: int | None = None
+        self.first_s = 0.0
+        """When it came, monotonic."""
+        self.status: int | None = None
+        """The exit status of the program that has ended."""
 
 
 _state = _State()
@@ -151,6 +152,8 @@ def signals_raise() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, Interrupted):
             before(unraisable)
             return
+        import threading
+
         # The signal came in a destructor or a callback, which no exception can leave. It comes again, outside of it.
         _state.first = None
         again = (threading.main_thread().ident, unraisable.exc_value.signum)
@@ -164,7 +167,6 @@ def signals_raise() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-@dataclass(slots=True)
 class NotedSignal:
     """The first signal that came in a block of `signals_noted`."""
 

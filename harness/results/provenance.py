@@ -194,7 +194,7 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     commit = _run_command(["git", "-C", str(root), "rev-parse", "HEAD"])
     if not commit:
         return code
-    changed = _run_command(["git", "-C", str(root), "status", "--porcelain"])
+    changed = _run_command(["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain"])
     return code | {
         "commit": _make_field(commit, "git rev-parse"),
         "changed": _make_field(bool(changed), "git status"),

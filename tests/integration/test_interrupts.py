@@ -14,9 +14,9 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE
@@ -28,6 +28,7 @@ from tests.energymon.influx.server import ORG, Server
 REPO = Path(__file__).parents[2]
 MARK = "JOULEFEED_TEST"
 COUNT = int(os.environ.get("JOULEFEED_INTERRUPTS", "10"))
+SEED = int(os.environ.get("JOULEFEED_INTERRUPTS_SEED", "7"))
 pytestmark = [
     pytest.mark.process,
     pytest.mark.root,
@@ -103,22 +104,22 @@ class Run:
     def watch(self):
         """Note the ids of its runs, by which what they leave is found."""
         while self.process.poll() is None:
-            for each in self.processes():
-                self.ids |= {each.info["environ"].get(name) for name in (RUN_VARIABLE, REAPER_VARIABLE)} - {None}
+            for variables in self.processes().values():
+                found = (one.partition("=") for one in variables)
+                self.ids |= {value for name, _, value in found if name in (RUN_VARIABLE, REAPER_VARIABLE)}
             time.sleep(0.2)
 
     def processes(self):
-        """Return its processes, however they were started."""
-        found = psutil.process_iter(["environ", "status", "cmdline"])
-        return [
-            p
-            for p in found
-            if (p.info["environ"] or {}).get(MARK) == self.mark and p.info["status"] != psutil.STATUS_ZOMBIE
-        ]
+        """Return the environments of its processes by their ids, however they were started."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                found[int(path.parent.name)] = path.read_bytes().decode(errors="replace").split("\0")
+        return {pid: variables for pid, variables in found.items() if f"{MARK}={self.mark}" in variables}
 
     def left(self):
         """Return what is there of it."""
-        found = [f"{p.pid} {' '.join(p.info['cmdline'])[:150]}" for p in self.processes()]
+        found = [f"process {pid}" for pid in self.processes()]
         found += [path for place in self.places for path in place.iterdir()]
         for run_id in self.ids:
             names = RunNames(run_id, state_root())
@@ -139,8 +140,9 @@ class Run:
         self._said.seek(0)
         said = self._said.read()
         self._said.close()
-        for each in self.processes():
-            each.kill()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return status, said, left
 
 
@@ -175,12 +177,13 @@ def server(folder):
 
 @pytest.fixture(scope="module")
 def measured(folder):
-    """A folder of results: what is resumed, drawn and judged; the cache has what the runs of all kinds read."""
+    """A folder of results, which is resumed, drawn and judged, and how slow this machine is beside `KINDS`."""
     results = folder / "measured"
     argv = [sys.executable, *SMOKE, f"results_dir={results}", f"cache_dir={folder / 'cache'}"]
+    began = time.monotonic()
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, cwd=REPO)
     assert done.returncode in (0, 6), done.stderr
-    return (results / "latest").resolve()
+    return (results / "latest").resolve(), max(1.0, (time.monotonic() - began) / KINDS["local"][1])
 
 
 def command(kind, folder, measured, server):
@@ -224,23 +227,23 @@ def interrupt(number, kind, moment_s, folder, measured, server):
     return f"{kind}, {number.name} after {moment_s:.3f} s: {found}" + (f"\n{said[-3000:]}" if "wrong" in found else "")
 
 
-def moments():
+def moments(slowness):
     """Yield so many seeded (signal, kind, second): a quarter of them while the command starts."""
-    draw = random.Random(7)
+    draw = random.Random(SEED)
     kinds = [kind for kind in KINDS if COUNT >= 100 and (kind not in NEEDS or list(CACHE.glob(NEEDS[kind])))] or FEW
     kinds = [kind for kind in kinds if kind != "link" or not netns_obstacles()]
     shares = [KINDS[kind][2] for kind in kinds]
     for number in range(COUNT):
         kind = draw.choices(kinds, shares)[0] if COUNT >= 100 else kinds[number % len(kinds)]
         until_s = min(1.5, KINDS[kind][1]) if number % 4 == 3 else KINDS[kind][1]
-        yield draw.choice([signal.SIGINT, signal.SIGTERM]), kind, draw.uniform(0, until_s)
+        yield draw.choice([signal.SIGINT, signal.SIGTERM]), kind, draw.uniform(0, until_s * slowness)
 
 
 def test_a_signal_at_any_moment_is_one_line_and_leaves_nothing(folder, measured, server):
     with ThreadPoolExecutor(2) as pool:
         found = [
-            pool.submit(interrupt, *one, folder / f"{number}-{os.getpid()}", measured, server)
-            for number, one in enumerate(moments())
+            pool.submit(interrupt, *one, folder / f"{number}-{os.getpid()}", measured[0], server)
+            for number, one in enumerate(moments(measured[1]))
         ]
     ends = [one.result() for one in found]
     print("\n".join(ends), Counter(one.splitlines()[0].rpartition(": ")[2] for one in ends), sep="\n")
