@@ -2,14 +2,17 @@
 
 import copy
 import json
+import os
+import subprocess
 import time
 
 import pytest
 
 from harness.errors import ResultsError
+from harness.results import provenance
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from harness.results.provenance import collect_provenance, describe_machine, list_changes
+from harness.results.provenance import collect_provenance, describe_machine, describe_source, list_changes
 
 TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
 SENSORS = [{"sensor": "perf", "source": "rapl-perf", "channels": [{"domain": "cpu", "device": "package-0"}]}]
@@ -112,3 +115,17 @@ def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
         with pytest.raises(ResultsError, match=r"provenance\.json"):
             results.read_session("provenance.json")
     assert results.name_provenance().name == "provenance-3.json"
+
+
+def test_nothing_is_written_into_the_users_repository(tmp_path, monkeypatch):
+    """A run that is interrupted kills git: the index would stay locked."""
+    (tmp_path / "harness" / "results").mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(source := tmp_path / "harness" / "results" / "provenance.py"))
+    source.write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    os.utime(source, (1, 1))  # git would note the new time in its index
+    before = (tmp_path / ".git" / "index").read_bytes()
+    assert describe_source()["changed"]["value"] is False
+    assert (tmp_path / ".git" / "index").read_bytes() == before
