@@ -324,7 +324,7 @@ class Coordinator:
         if run.finished and not run.over:
             run.over = True
             self.collator.end(run.output)
-        if run.balancer.starving and run.opened > run.shipped == run.taken:
+        if run.balancer.starving and not run.outstanding and run.opened > run.shipped == run.taken:
             # Samples have failed, so the batch that the consumer waits for needs others: it asks the sampler for them.
             run.output.waiting = True
             run.output.wake()
