@@ -288,10 +288,10 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
                 # It decides which samples share a batch.
                 return "strict"
             sampler = self.batch_sampler.sampler
-        if isinstance(sampler, DistributedSampler):
+        # Only torch's own: a class that derives from one of them may decide which samples share a batch.
+        if type(sampler) is DistributedSampler:
             return "arrival" if sampler.shuffle else "strict"
-        random = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
-        return "arrival" if random else "strict"
+        return "arrival" if type(sampler) in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler) else "strict"
 
 
 def _warn_if_opaque(transforms: Sequence[object], order: Order) -> None:

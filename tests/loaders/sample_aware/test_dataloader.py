@@ -160,6 +160,36 @@ def test_order_follows_the_sampler_unless_told():
     assert order(sampler=DistributedSampler(Squares(), 2, 0, shuffle=False)) == "strict"
 
 
+class Pairs(RandomSampler):
+    """Draws two samples of the same third of the dataset one after the other."""
+
+    def __iter__(self):
+        third = COUNT // 3
+        for place in torch.randperm(3 * (third // 2)).tolist():
+            first = place % 3 + 6 * (place // 3)
+            yield from (first, first + 3)
+
+
+class DistributedPairs(DistributedSampler):
+    __iter__ = Pairs.__iter__
+
+
+def uneven(sample):
+    time.sleep(0.01 if sample["y"] % 4 else 0)
+    return sample
+
+
+@pytest.mark.parametrize("sampler", [Pairs(Squares()), DistributedPairs(Squares(), 2, 0)], ids=["own", "distributed"])
+@pytest.mark.parametrize("in_batch_sampler", [False, True])
+def test_a_sampler_that_derives_from_a_random_one_of_torch_keeps_its_batches(sampler, in_batch_sampler):
+    how = {"sampler": sampler, "batch_size": 2}
+    how = {"batch_sampler": BatchSampler(sampler, 2, False)} if in_batch_sampler else how
+    loader = SampleAwareDataLoader(Squares(), num_workers=2, transforms=[uneven], **how)
+    assert loader._order() == "strict"
+    batches = [[int(name.split()[1]) for name in batch["name"]] for batch in loader]
+    assert all(first % 3 == second % 3 for first, second in batches)
+
+
 def test_set_epoch_of_a_distributed_sampler_is_honoured_and_ranks_are_disjoint():
     seen = {}
     for rank in range(2):
@@ -381,10 +411,13 @@ class Slow(RandomSampler):
         yield from super().__iter__()
 
 
+@pytest.mark.parametrize("order", ["arrival", "strict"])
 @pytest.mark.parametrize("taken", [1, 3])
-def test_no_more_batches_are_begun_than_torch_would_hold(taken):
+def test_no_more_batches_are_begun_than_torch_would_hold(taken, order):
     dataset = Noted()
-    batches = iter(SampleAwareDataLoader(dataset, 2, sampler=Slow(dataset), num_workers=2, prefetch_factor=2))
+    batches = iter(
+        SampleAwareDataLoader(dataset, 2, sampler=Slow(dataset), num_workers=2, prefetch_factor=2, order=order)
+    )
     for _ in range(taken):
         next(batches)
     asked = -1
