@@ -2,10 +2,14 @@
 
 A block that comes back is used again as it is, for pages that are there cost a tenth of new ones. Blocks that nobody
 needs give their pages back to the kernel when the arena holds more than it may.
+
+Before this process forks, the blocks that are lent become its private memory, at the same addresses. The child then has
+a copy-on-write copy of them, which stays as it is when the block comes back here and is used again.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import weakref
@@ -20,7 +24,10 @@ VIRTUAL_BYTES: Final = 1 << 38
 _PAGE: Final = mmap.PAGESIZE
 _REMOVE: Final = 9
 """MADV_REMOVE (madvise(2)), for which the mmap module has no name: the pages go, the addresses stay."""
-
+_POPULATE_WRITE: Final = 23
+"""MADV_POPULATE_WRITE (madvise(2)): as if each page were written, without a change of its bytes."""
+_FIXED: Final = 0x10
+"""MAP_FIXED (mmap(2))."""
 
 _TURNS: Final = 2
 """How often as much as the arena holds has to be allocated in other sizes until one's free pages are taken away."""
@@ -29,7 +36,7 @@ _TURNS: Final = 2
 class Block:
     """A range of the arena."""
 
-    __slots__ = ("ahead", "lent", "offset", "size")
+    __slots__ = ("ahead", "lent", "offset", "private", "size")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
@@ -37,6 +44,8 @@ class Block:
         """Whether it counts as held ahead of the consumer."""
         self.lent = False
         """Whether it comes back by itself."""
+        self.private = False
+        """Whether its addresses have private pages in the place of the file's."""
 
 
 class Arena:
@@ -49,7 +58,7 @@ class Arena:
         self.map = mmap.mmap(self.descriptor, VIRTUAL_BYTES)
         self.memory = np.frombuffer(self.map, np.uint8)
         """All of it, as bytes."""
-        self.returns = _Returns(self.map)
+        self.returns = _Returns(self.map, self.memory, self.descriptor)
         self._max_bytes = max_bytes
         self._next = -(-reserved // _PAGE) * _PAGE
         self._live: set[Block] = set()
@@ -106,6 +115,7 @@ class Arena:
         if block.offset in self._kept:
             self._kept[block.offset] = block
             return
+        self.returns.make_shared(block)
         self._live.discard(block)
         self.release(block)
         self.live -= block.size
@@ -136,6 +146,7 @@ class Arena:
         owner = np.frombuffer(self.map, np.uint8, block.size, block.offset)
         ending = weakref.finalize(owner, self.returns.give_back, block, os.getpid())
         ending.atexit = False
+        _LENT[self.returns, block] = owner
         return owner
 
     def collect(self) -> bool:
@@ -156,7 +167,6 @@ class Arena:
         for size, begins in self._free.items():
             for offset in begins:
                 self.returns.drop(offset, size)
-        os.close(self.descriptor)
 
     def _cool(self) -> None:
         for size in self._free:
@@ -182,8 +192,8 @@ class Arena:
 class _Returns:
     """Collects the blocks that come back, from any thread; it outlives the arena, because a lent block may."""
 
-    def __init__(self, whole: mmap.mmap) -> None:
-        self._map = whole
+    def __init__(self, whole: mmap.mmap, memory: npt.NDArray[np.uint8], descriptor: int) -> None:
+        self._map, self._begin, self._descriptor = whole, memory.ctypes.data, descriptor
         self.blocks: deque[Block] = deque()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.closed = False
@@ -194,6 +204,7 @@ class _Returns:
             # A copy of the tensor in a process that was forked off.
             return
         if self.closed:
+            self.make_shared(block)
             self.drop(block.offset, block.size)
             return
         self.blocks.append(block)
@@ -203,9 +214,58 @@ class _Returns:
         """Give the pages of a range back to the kernel."""
         self._map.madvise(_REMOVE, offset, size)
 
+    def make_private(self, block: Block, view: npt.NDArray[np.uint8]) -> None:
+        """Put private pages with the same bytes in the place of the file's, and give those back to the kernel.
+
+        `view` keeps the block from coming back meanwhile. Other threads may read and write it.
+        """
+        self._remap(block, mmap.MAP_PRIVATE)
+        block.private = True
+        try:
+            self._map.madvise(_POPULATE_WRITE, block.offset, block.size)
+        except OSError:  # before Linux 5.14
+            view[::_PAGE] |= 0
+        with mmap.mmap(self._descriptor, block.size, offset=block.offset) as pages:
+            pages.madvise(_REMOVE)
+
+    def make_shared(self, block: Block) -> None:
+        """Undo `make_private`, without the bytes."""
+        if block.private:
+            block.private = False
+            self._remap(block, mmap.MAP_SHARED)
+
+    def _remap(self, block: Block, flags: int) -> None:
+        protection, begin = mmap.PROT_READ | mmap.PROT_WRITE, self._begin + block.offset
+        if _LIBC.mmap(begin, block.size, protection, flags | _FIXED, self._descriptor, block.offset) != begin:
+            raise OSError(ctypes.get_errno(), f"mmap of {block.size} bytes of shared memory failed")
+
     def __del__(self) -> None:
         # Not before: a block may come back while the arena is being closed.
         os.close(self.wake)
+        os.close(self._descriptor)
+
+
+_LENT: Final[weakref.WeakValueDictionary[tuple[_Returns, Block], npt.NDArray[np.uint8]]] = weakref.WeakValueDictionary()
+"""The views of the blocks that are lent, of all arenas of this process."""
+
+
+def _make_lent_private() -> None:
+    # The list is made at once: other threads lend blocks meanwhile, which the child cannot reach.
+    for reference in _LENT.valuerefs():
+        view = reference()
+        returns, block = reference.key
+        if view is not None and not block.private:
+            returns.make_private(block, view)
+
+
+# The child's copies are private for good, and the file's pages are none of its own.
+os.register_at_fork(before=_make_lent_private, after_in_child=_LENT.clear)
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
 
 
 def _size_class(nbytes: int) -> int:
