@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 
 from loaders.errors import LoaderError
@@ -36,10 +37,16 @@ class Engine:
         stats: Stats,
         start_method: object = None,
     ) -> None:
-        """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
+        """Start the workers.
+
+        Raises LoaderConfigError where job or collation do not pickle and have to, and LoaderError where the process
+        may not have enough addresses.
+        """
+        arena = Arena(2 * settings.max_bytes, RESERVED_BYTES)
+        # The rest of the addresses is for what the consumer keeps, and for sizes that differ.
+        settings = replace(settings, max_bytes=min(settings.max_bytes, arena.nbytes // 4))
         self._settings, self._collates = settings, job.collates
         workers = settings.workers
-        arena = Arena(2 * settings.max_bytes, RESERVED_BYTES)
         pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
         try:
             started = [pool.start(workers) for _ in range(workers)]

@@ -12,15 +12,23 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import weakref
 from collections import deque
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-VIRTUAL_BYTES: Final = 1 << 38
+from loaders.errors import LoaderError
+
+_MOST_BYTES: Final = 1 << 38
 """Addresses, which cost nothing; pages come when they are written."""
+_LEAST_BYTES: Final = 1 << 26
+"""Of addresses, below which there is no arena: it would hold few batches."""
+_PART: Final = 4
+"""An arena takes one in so many parts of the addresses that a limit leaves: a worker maps it twice."""
 _PAGE: Final = mmap.PAGESIZE
 _REMOVE: Final = 9
 """MADV_REMOVE (madvise(2)), for which the mmap module has no name: the pages go, the addresses stay."""
@@ -52,10 +60,15 @@ class Arena:
     """Allocates blocks; all methods belong to one thread."""
 
     def __init__(self, max_bytes: int, reserved: int) -> None:
-        """Keep pages of at most `max_bytes` beyond those in use; the first `reserved` bytes are no block's."""
+        """Keep pages of at most `max_bytes` beyond those in use; the first `reserved` bytes are no block's.
+
+        Raises LoaderError where the process may not have enough addresses.
+        """
+        self.nbytes = _addresses()
+        """Of addresses."""
         self.descriptor = os.memfd_create("sample-aware", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, VIRTUAL_BYTES)
-        self.map = mmap.mmap(self.descriptor, VIRTUAL_BYTES)
+        os.ftruncate(self.descriptor, self.nbytes)
+        self.map = mmap.mmap(self.descriptor, self.nbytes)
         self.memory = np.frombuffer(self.map, np.uint8)
         """All of it, as bytes."""
         self.returns = _Returns(self.map, self.memory, self.descriptor)
@@ -102,8 +115,11 @@ class Arena:
             offset = self._cold[size].pop()
         else:
             offset, self._next = self._next, self._next + size
-            if self._next > VIRTUAL_BYTES:
-                raise MemoryError(f"the shared memory's {VIRTUAL_BYTES} addresses are used up")
+            if self._next > self.nbytes:
+                raise MemoryError(
+                    f"the shared memory's {self.nbytes >> 20} MiB of addresses are used up; let the process have more "
+                    "(ulimit -v, RLIMIT_AS), or keep fewer or smaller batches"
+                )
         block = Block(offset, size)
         self._live.add(block)
         self.live += size
@@ -266,6 +282,20 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip
+
+
+def _addresses() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_BYTES
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
+    found = min(_MOST_BYTES, (limit - used) // _PART // _PAGE * _PAGE)
+    if found < _LEAST_BYTES:
+        raise LoaderError(
+            f"the process may have {limit >> 20} MiB of addresses (ulimit -v, RLIMIT_AS) and has {used >> 20}; the "
+            f"sample-aware loader needs {_PART * _LEAST_BYTES >> 20} more: raise the limit"
+        )
+    return found
 
 
 def _size_class(nbytes: int) -> int:

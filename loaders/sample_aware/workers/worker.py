@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from loaders.sample_aware.ipc.arena import VIRTUAL_BYTES
 from loaders.sample_aware.ipc.control_page import ControlPage, Roots
 from loaders.sample_aware.ipc.messages import (
     IN_REPORT,
@@ -102,7 +101,7 @@ class _Worker:
     def __init__(self, ends: Ends, job: Job, place: WorkerPlace) -> None:
         self._ends, self._job, self._place = ends, job, place
         self._stages = job.stages
-        self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
+        self._map = mmap.mmap(ends.arena, 0)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._memory.numpy()
         self._kept: dict[int, Callable[[], object]] = {}

@@ -152,3 +152,39 @@ def test_a_loader_that_was_never_used_starts_nothing(make_samples, timed):
     before = len(list(Path("/proc/self/fd").iterdir()))
     loader_of(make_samples(3), timed()).close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+LIMITED = """
+import resource, sys, torch
+from torch.utils.data import Dataset
+from loaders import SampleAwareDataLoader
+
+class Planes(Dataset):
+    def __len__(self):
+        return 160
+    def __getitem__(self, index):
+        return torch.full((64, 64), float(index)), index
+
+used = 4096 * int(open("/proc/self/statm").read().split()[0])
+limit = int(sys.argv[1]) + used * (len(sys.argv) > 2)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+loaders = [SampleAwareDataLoader(Planes(), 8, shuffle=True, num_workers=2, order=order) for order in (None, "strict")]
+found = [label for pair in zip(*loaders) for _, labels in pair for label in labels.tolist()]
+print(sorted(found) == sorted(2 * list(range(160))))
+"""
+
+
+def run_limited(*arguments):
+    command = [sys.executable, "-c", LIMITED, *map(str, arguments)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("gib", [64, 16])
+def test_a_limit_of_addresses_leaves_room_for_several_loaders(gib):
+    run = run_limited(gib << 30)
+    assert run.stdout == "True\n", run.stderr
+
+
+def test_too_low_a_limit_of_addresses_is_named():
+    last = run_limited(100 << 20, "more").stderr.splitlines()[-1]
+    assert last.startswith("loaders.errors.LoaderError: the process may have") and "RLIMIT_AS" in last
