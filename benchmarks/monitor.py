@@ -151,7 +151,7 @@ def agent(store: Path, interval_ms: int, seconds: float, options: list[str]) -> 
     process.wait()
     with SqliteStore.open(store) as opened:
         (session,) = opened.sessions()
-        missed = sum(tick.missed for tick in opened.ticks(0, 2**63 - 1))
+        missed = sum(ticks.count for ticks in opened.ticks(0, 2**63 - 1) if ticks.missed)
     jitter = dict(session.description["jitter"])  # type: ignore[call-overload]
     return Found(used_s / elapsed, rss_mb, {**jitter, "missed": missed}, elapsed)
 

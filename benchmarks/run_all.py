@@ -40,6 +40,7 @@ BENCHMARKS = (
     Benchmark("experiments", 60, 15),
     Benchmark("energy_truth", 20, 8),
     Benchmark("monitor", 30, 5),
+    Benchmark("energy_windows", 30, 5),
     Benchmark("influxdb", 10, 5),
     Benchmark("loaders", 40, 12),
     Benchmark("sample_aware", 60, 25),

@@ -40,7 +40,7 @@ from energymon.reading import (
     EpochMark,
     Event,
     Reading,
-    Tick,
+    Ticks,
 )
 from energymon.sampling.edges import Asker
 from energymon.stores.base import Session, Store, open_store
@@ -70,7 +70,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "StoreError",
-    "Tick",
+    "Ticks",
     "Window",
     "WindowEnergy",
     "WindowError",

@@ -67,14 +67,22 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """One tick of a node's grid."""
+class Ticks:
+    """Ticks of a node's grid that follow each other, all of them missed or none."""
 
-    tick_ns: int
+    first_ns: int
     """UTC ns."""
     node: str
     missed: bool
     """Whether any series of the node lacks its reading."""
+    count: int = 1
+    interval_ns: int = 0
+    """Time between two of them, ns."""
+
+    @property
+    def last_ns(self) -> int:
+        """The last of them, UTC ns."""
+        return self.first_ns + (self.count - 1) * self.interval_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
 from energymon.analysis.baseline import NetEnergy, net
-from energymon.analysis.curve import Curve, SeriesKey, curves
+from energymon.analysis.curve import SeriesKey, curves
 from energymon.analysis.integrate import Energy, Integral, require_order
-from energymon.analysis.sessions import chunks
 from energymon.clock.monotonic import NS
 from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Baseline, Domain, Reading
 
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
 
-ReadingsAround = Callable[[int, int], Iterable[Reading]]
-"""Returns a node's readings in [start, end], ns of their clock, and those around it that its error bound needs."""
+Part = tuple[int, Iterable[Reading], bool]
+"""Of a window: its end, ns of the readings' clock; the readings in it and those around it that the bound of the error
+needs; and whether these are those around its two ends alone, as no tick of it was missed."""
 
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
@@ -88,7 +88,7 @@ class NodeEnergy:
 
 
 def energy_of(
-    readings: Iterable[Reading] | ReadingsAround,
+    readings: Iterable[Reading] | Callable[[int, int], Iterable[Part]],
     channels: Channels,
     start_ns: int,
     end_ns: int,
@@ -104,7 +104,7 @@ def energy_of(
     `readings` is a function.
 
     Args:
-        readings: The node's readings, in any order; or the function that returns those around a part of the window.
+        readings: The node's readings, in any order; or the function that returns the parts of a window one by one.
         channels: The series that its agent samples: a domain that lacks a device of these is unknown.
         start_ns: Start of the window, ns of the readings' clock.
         end_ns: End of the window, ns of the readings' clock.
@@ -117,11 +117,10 @@ def energy_of(
         WindowError: The window ends before it starts.
     """
     require_order(start_ns, end_ns)
-    around = readings if callable(readings) else None
-    whole: Mapping[SeriesKey, Curve] = {} if callable(readings) else curves(readings)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=channels.lags)
-    for begin, stop in chunks(start_ns, end_ns, interval_ns):
-        integral.add(whole if around is None else curves(around(begin, stop)), stop)
+    parts: Iterable[Part] = readings(start_ns, end_ns) if callable(readings) else [(end_ns, readings, False)]
+    for stop_ns, around, whole in parts:
+        integral.add(curves(around), stop_ns, whole=whole)
         if integral.lost:
             break
     energies = [energy for energy in integral.energies() if energy.domain not in given]

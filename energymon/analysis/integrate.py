@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import lcm
 from types import MappingProxyType
 from typing import Final, cast
 
 from energymon.analysis.curve import Curve, Place, SeriesKey, curves
 from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
-from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Tick
+from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Ticks
 
 UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
 """Sources that count nothing: between two samples of power it may have been anything."""
@@ -75,13 +76,16 @@ class Integral:
         self._lags = lags
         self._sums: dict[SeriesKey, _Sum] | None = None
 
-    def add(self, series: Mapping[SeriesKey, Curve], until_ns: int) -> None:
-        """Add the energy since the last part, UTC ns; a series that does not cover it is dropped."""
+    def add(self, series: Mapping[SeriesKey, Curve], until_ns: int, *, whole: bool = False) -> None:
+        """Add the energy since the last part, UTC ns; a series that does not cover it is dropped.
+
+        `whole` is for a part of which no tick was missed: it needs the readings around its two ends alone.
+        """
         added = {}
         for key, curve in series.items():
             if self._sums is not None and key not in self._sums:
                 continue
-            found = self._part(key, curve, self._end_ns, until_ns)
+            found = self._part(key, curve, self._end_ns, until_ns, whole=whole)
             if found is not None:
                 added[key] = found if self._sums is None else _joined(self._sums[key], found)
         self._sums, self._end_ns = added, until_ns
@@ -117,7 +121,7 @@ class Integral:
             )
         return found
 
-    def _part(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int) -> _Sum | None:
+    def _part(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int, *, whole: bool) -> _Sum | None:
         start, end = curve.place(start_ns), curve.place(end_ns)
         if start is None or end is None or start.segment != end.segment:
             return None
@@ -125,7 +129,7 @@ class Integral:
         lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
         clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
         gap_ns, inferred = 0, False
-        for i in range(start.before + 1, end.after + 1):
+        for i in range(start.before + 1, 0 if whole else end.after + 1):
             if curve.inferred(i, interval_ns):
                 gap_ns += min(end_ns, curve.times[i]) - max(start_ns, curve.times[i - 1])
                 inferred = inferred or (curve.rows[i].flags == INTERPOLATED and curve.times[i] <= end_ns)
@@ -168,7 +172,7 @@ def require_order(start_ns: int, end_ns: int) -> None:
         raise WindowError(f"the window ends at {end_ns}, before it starts at {start_ns} (UTC ns)")
 
 
-def missed_share(ticks: Iterable[Tick], start_ns: int, end_ns: int, interval_ns: int) -> float:
+def missed_share(ticks: Iterable[Ticks], start_ns: int, end_ns: int, interval_ns: int) -> float:
     """Return the share, 0 to 1, of the grid's ticks in [start, end) that lack a reading of some series.
 
     A tick that is not there at all is missed too, so an agent that came late or died early shows. `ticks` are
@@ -177,8 +181,14 @@ def missed_share(ticks: Iterable[Tick], start_ns: int, end_ns: int, interval_ns:
     due = due_ticks(start_ns, end_ns, interval_ns)
     if not due:
         return 0.0
-    whole = {t.tick_ns for t in ticks if not t.missed and t.tick_ns in due}
-    return 1 - len(whole) / len(due)
+    whole = 0
+    for t in ticks:
+        if not t.missed:
+            # Of ticks that are closer together than the session's, those count that are on its grid.
+            step_ns = lcm(t.interval_ns or interval_ns, interval_ns)
+            first_ns = max(t.first_ns, start_ns)
+            whole += len(range(first_ns + -first_ns % step_ns, min(t.last_ns + 1, end_ns), step_ns))
+    return 1 - whole / len(due)
 
 
 def missed_ticks(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final, Literal
 
-from energymon.analysis.attribution import Channels, Component, add_up, channels_of, energy_of
+from energymon.analysis.attribution import Channels, Component, Part, add_up, channels_of, energy_of
 from energymon.analysis.baseline import NetEnergy, baseline_of, baselines_at
 from energymon.analysis.integrate import Energy, missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
-from energymon.analysis.sessions import chunks, covered, known_nodes, session_spans
+from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
 from energymon.clock.offsets import Instant, Offset, at_wall, offset_at, wall_at
 from energymon.errors import WindowError
-from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Tick
+from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading
 from energymon.stores.base import Session, Store
 
 _MOST_CUTS: Final = 20
@@ -168,7 +168,7 @@ class _Node:
         torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
         # An edge that the wall clock showed twice gives no figure.
         found = energy_of(
-            [] if torn else self.readings,
+            [] if torn else self._parts,
             self.channels,
             own_start_ns,
             own_end_ns,
@@ -177,14 +177,14 @@ class _Node:
             baselines=baselines,
         )
         whole = found.total is not None and found.total.joules is not None
-        parts = [] if whole or torn else self._parts(own_start_ns, own_end_ns)
+        covered_parts = [] if whole or torn else self._covered(own_start_ns, own_end_ns)
         name, interval_ns = self.session.node, self.session.interval_ns
         return WindowEnergy(
             name,
             start_ns,
             end_ns,
             found.energies,
-            missed_share(self._ticks(own_start_ns, own_end_ns), own_start_ns, own_end_ns, interval_ns),
+            missed_share(self.store.ticks(own_start_ns, own_end_ns, name), own_start_ns, own_end_ns, interval_ns),
             (
                 *self._unreadable(start_ns),
                 *self._clock_events((start_ns, start), (end_ns, end)),
@@ -197,10 +197,10 @@ class _Node:
             "controller" if self.window_clock.offsets else "own" if self.alone else "unknown",
             self.window_clock.offsets[0].offset_ns if self.window_clock.offsets else 0,
             self.clock_error_ns if self.window_clock.offsets or self.alone else None,
-            tuple((self.window_clock.at(begin), self.window_clock.at(stop)) for begin, stop in parts),
+            tuple((self.window_clock.at(begin), self.window_clock.at(stop)) for begin, stop in covered_parts),
         )
 
-    def _parts(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    def _covered(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Return the parts of a window that readings cover, cut where a counter started again."""
         events = self.store.events(start_ns, end_ns)
         cuts = sorted({e.t_ns for e in events if e.kind == "counter-restart" and e.node == self.session.node})[
@@ -248,18 +248,26 @@ class _Node:
             if event.node == self.session.node
         ]
 
-    def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
-        """Return the readings of a part, and as many around it as the bound of the error looks at."""
+    def _parts(self, start_ns: int, end_ns: int) -> Iterator[Part]:
+        """Yield a window in parts, with the readings that the joules and the bound of the error need."""
+        ticks = self.store.ticks(start_ns, end_ns, self.session.node)
+        flagged = self.store.flagged(start_ns, end_ns, self.session.node)
+        for begin, stop, plain in parts(ticks, flagged, start_ns, end_ns, self.session.interval_ns):
+            spans = [(begin, begin), (stop, stop)] if plain else [(begin, stop)]
+            yield stop, self._readings(spans), plain
+
+    def _readings(self, spans: Iterable[tuple[int, int]]) -> list[Reading]:
+        """Return the readings of parts that follow each other, and as many around them as the bound looks at."""
         known = self.channels.lags
         lag_s = max(known.values(), default=max(LAG_S.values()))
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
         margin_ns = 2 * round(lag_s * NS) + 2 * self.session.interval_ns + self.clock_error_ns
-        found = self.store.readings(start_ns - margin_ns, end_ns + margin_ns, self.session.node)
-        return bridged(found, self.counters, self.sessions)
+        found = [self.store.readings(a - margin_ns, b + margin_ns, self.session.node) for a, b in spans]
+        return bridged(found[0] if len(found) == 1 else _merged(found), self.counters, self.sessions)
 
     def baselines(self, start_ns: int, end_ns: int) -> list[Baseline]:
         return baseline_of(
-            self.readings(start_ns, end_ns),
+            self._readings([(start_ns, end_ns)]),
             start_ns,
             end_ns,
             self.session.interval_ns,
@@ -267,11 +275,10 @@ class _Node:
             lags=self.channels.lags,
         )
 
-    def _ticks(self, start_ns: int, end_ns: int) -> Iterator[Tick]:
-        """Yield the ticks that may be whole: none lies outside the sessions."""
-        for session, first_ns, last_ns in session_spans(self.store, start_ns, end_ns, self.session.node):
-            for begin, stop in chunks(first_ns, last_ns, session.interval_ns):
-                yield from self.store.ticks(begin, stop, self.session.node)
+
+def _merged(found: Iterable[Iterable[Reading]]) -> list[Reading]:
+    """Return readings once each, by series, then tick."""
+    return sorted(set(chain.from_iterable(found)), key=lambda r: (r.device, r.domain, r.source, r.tick_ns))
 
 
 def _session(sessions: Sequence[Session], node: str, end_ns: int) -> Session | None:

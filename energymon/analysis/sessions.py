@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
-from energymon.clock.monotonic import tick_at
+from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
-from energymon.reading import START, Reading
+from energymon.reading import START, Reading, Ticks
 from energymon.stores.base import Session, Store
 
 _TICKS_AT_ONCE: Final = 5000
+_AROUND: Final = 4
+"""Ticks beside a missed tick or a flag that are read with it."""
+_STANDS_NS: Final = 4 * NS
+"""Longer than a counter may show one value and not be taken for frozen."""
+_LEAST_TICKS: Final = 50
+"""Fewer are quicker read than left out."""
 _END_OF_TIME_NS: Final = 2**62
 """Beyond any reading (the year 2116), and yet a time that every store knows."""
 
@@ -36,6 +44,45 @@ def chunks(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, 
         if stop >= end_ns:
             return
         begin = stop
+
+
+def parts(
+    ticks: Iterable[Ticks], flagged: Sequence[int], start_ns: int, end_ns: int, interval_ns: int
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield a window in consecutive parts, and of each whether all is plain between its two ends.
+
+    That is where no tick was missed and no reading has a flag: the joules of the part are the difference of the
+    cumulative joules at its ends. Other parts have some thousand ticks at most.
+
+    Args:
+        ticks: The node's ticks in the window, by time.
+        flagged: The ticks of the readings that have a flag, in order.
+        start_ns: Start of the window, UTC ns.
+        end_ns: End of the window, UTC ns.
+        interval_ns: Time between two ticks of the session that the window ends in, ns.
+    """
+    begin, taken = start_ns, 0
+    for t in ticks:
+        first, last = max(t.first_ns, start_ns), min(t.last_ns, end_ns)
+        plain = not t.missed and 0 < t.interval_ns <= interval_ns
+        cuts = flagged[bisect_left(flagged, first) : bisect_right(flagged, last)] if plain else ()
+        for one, two in pairwise([first, *cuts, last]):
+            # The edges of the window are bounded by readings as far away as a counter may stand still.
+            after = max(one, start_ns + _STANDS_NS) + _AROUND * interval_ns
+            before = min(two, end_ns - _STANDS_NS) - _AROUND * interval_ns
+            if plain and after + _LEAST_TICKS * interval_ns < before:
+                yield begin, after, False
+                yield after, before, True
+                begin, taken = before, 0
+                continue
+            step_ns = _TICKS_AT_ONCE * max(t.interval_ns, 1)
+            for at in range(one, two + 1, step_ns):
+                count = min(_TICKS_AT_ONCE, (two - at) // max(t.interval_ns, 1) + 1)
+                if taken + count > _TICKS_AT_ONCE and begin < at:
+                    yield begin, at, False
+                    begin, taken = at, 0
+                taken += count
+    yield begin, end_ns, False
 
 
 def session_spans(

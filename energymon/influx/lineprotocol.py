@@ -42,7 +42,7 @@ from energymon.reading import (
     EpochMark,
     Event,
     Reading,
-    Tick,
+    Ticks,
 )
 from energymon.stores.base import Session
 
@@ -213,9 +213,9 @@ def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading
     )
 
 
-def to_tick(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Tick:
+def to_tick(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Ticks:
     """Return the tick of a point; raises StoreError for one that is not energymon's."""
-    return Tick(time_ns, tag_text(tags["node"]), bool(_number(TICKS, time_ns, fields, "missed")))
+    return Ticks(time_ns, tag_text(tags["node"]), bool(_number(TICKS, time_ns, fields, "missed")))
 
 
 def to_event(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Event:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -238,10 +239,17 @@ class Spool:
                 first_ns = max(first_ns, resume[1])
             name, node = self._db.execute("SELECT name, node FROM sessions WHERE id = ?", (span.session_id,)).fetchone()
             last_ns = span.last_ns
-            ticks = self._db.execute(
-                "SELECT tick_ns, missed FROM ticks WHERE tick_ns BETWEEN ? AND ? AND node = ? ORDER BY tick_ns LIMIT ?",
-                (first_ns, last_ns, node, _BATCH_LINES),
-            ).fetchall()
+            runs = self._db.execute(
+                "SELECT first_ns, min(last_ns, ?) + 1, max(interval_ns, 1), missed FROM ticks"
+                " WHERE last_ns >= ? AND first_ns <= ? AND node = ? ORDER BY first_ns",
+                (last_ns, first_ns, last_ns, node),
+            )
+            each = (
+                (at_ns, missed)
+                for first, stop, step, missed in runs
+                for at_ns in range(first, stop, step)[max(0, -((first - first_ns) // step)) :]
+            )
+            ticks = list(islice(each, _BATCH_LINES))
             rows = self._db.execute(
                 "SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings"
                 " WHERE tick_ns BETWEEN ? AND ? AND series_id IN (SELECT id FROM series WHERE node = ?)"
@@ -325,7 +333,12 @@ class Spool:
                     (first_ns, cut_ns, node),
                 )
                 self._db.execute(
-                    "DELETE FROM ticks WHERE tick_ns BETWEEN ? AND ? AND node = ?", (first_ns, cut_ns, node)
+                    "UPDATE ticks SET first_ns = first_ns + ((? - first_ns) / interval_ns + 1) * interval_ns"
+                    " WHERE first_ns BETWEEN ? AND ? AND last_ns > ? AND node = ?",
+                    (cut_ns, first_ns, cut_ns, cut_ns, node),
+                )
+                self._db.execute(
+                    "DELETE FROM ticks WHERE first_ns >= ? AND last_ns <= ? AND node = ?", (first_ns, cut_ns, node)
                 )
                 self._db.execute(
                     "UPDATE acknowledged SET first_tick_ns = ? WHERE session_id = ?", (cut_ns + 1, session_id)

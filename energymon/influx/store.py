@@ -30,7 +30,7 @@ from energymon.influx.lineprotocol import (
 )
 from energymon.influx.queries import MAX_NS, MIN_NS, PointReader, Series
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Ticks
 from energymon.stores.base import Session
 
 _MARGIN_TICKS: Final = 4
@@ -86,12 +86,12 @@ class InfluxStore:
         _refuse_overlap(chosen)
         return [row.reading for row in chosen]
 
-    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Tick]:
+    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Ticks]:
         """Return the ticks in [start, end), UTC ns, by time; raises StoreError.
 
         One that two sessions have is missed when either says so.
         """
-        found: dict[tuple[int, str], Tick] = {}
+        found: dict[tuple[int, str], Ticks] = {}
         with self._asking():
             for series in self._points.select(TICKS, start_ns, end_ns, self._tags(node)):
                 for t_ns, fields in series.points():
@@ -99,6 +99,10 @@ class InfluxStore:
                     if tick.missed or (t_ns, tick.node) not in found:
                         found[t_ns, tick.node] = tick
         return [tick for _, tick in sorted(found.items())]
+
+    def flagged(self, start_ns: int, end_ns: int, node: str) -> list[int]:
+        """Return nothing: these ticks have no interval, and no part of a window is plain."""
+        return []
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
         """Return the events in [start, end), UTC ns, by time; raises StoreError."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
-from energymon.reading import START, ClockOffset, CounterStart, Event, News, Tick
+from energymon.reading import START, ClockOffset, CounterStart, Event, News, Ticks
 from energymon.sampling.outages import Outages
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
@@ -33,8 +33,6 @@ _PULL_S: Final = 2.1
 _RETRY_S: Final = 1.0
 _BACKLOG: Final = 20_000
 """Readings kept in memory while the store refuses them, before every second tick is given up."""
-_RECORDED_TICKS: Final = 10_000
-"""Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
 
@@ -44,7 +42,7 @@ class _Batch:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
     rows: list[Row] = field(default_factory=list)
-    ticks: list[Tick] = field(default_factory=list)
+    ticks: list[Ticks] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
 
     @property
@@ -217,7 +215,7 @@ class Writer:
             if record.samples:
                 late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
-            batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
+            batch.ticks.append(Ticks(record.tick_ns, self._node, not whole, 1, self._interval_ns))
         return batch
 
     def _counter(self, tick_ns: int, point: Point, joules: float, shown: RawCounter) -> CounterStart:
@@ -271,7 +269,7 @@ class Writer:
         to_tick_ns = record.offset_ns + record.ahead_ns
         for tick_ns, start_ns, end_ns in zip(ticks_ns, groups[0][0].before_ns, groups[-1][-1].after_ns, strict=True):
             self.jitter.add(start_ns + to_tick_ns - tick_ns, end_ns - start_ns)
-        return [_Batch(rows, [Tick(tick_ns, self._node, missed=False) for tick_ns in ticks_ns])]
+        return [_Batch(rows, [Ticks(ticks_ns[0], self._node, False, len(ticks_ns), self._interval_ns)])]
 
     def _series_of(self, channel: Channel) -> Series:
         series = self._series.get(channel)
@@ -283,8 +281,7 @@ class Writer:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
         self._outages.pass_unseen(gap.first_ns, count)
-        ticks = [Tick(gap.first_ns + i * gap.interval_ns, self._node, True) for i in range(min(count, _RECORDED_TICKS))]
-        return _Batch(ticks=ticks)
+        return _Batch(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)

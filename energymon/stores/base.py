@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from energymon.errors import ConfigError
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,12 @@ class Store(Protocol):
         """
         ...
 
-    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Tick]:
-        """Return the ticks in [start, end), UTC ns, by time."""
+    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Ticks]:
+        """Return the ticks in [start, end), UTC ns, by node and time, and what follows or precedes them unbroken."""
+        ...
+
+    def flagged(self, start_ns: int, end_ns: int, node: str) -> list[int]:
+        """Return the ticks in [start, end], UTC ns, of all readings that have a flag, in order."""
         ...
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:

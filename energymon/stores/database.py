@@ -12,7 +12,7 @@ from typing import Final
 from energymon.errors import StoreError
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 3
+_VERSION: Final = 4
 _BUSY_TIMEOUT_S: Final = 5.0
 
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
@@ -29,9 +29,10 @@ CREATE TABLE IF NOT EXISTS readings (
     tick_ns INTEGER NOT NULL, series_id INTEGER NOT NULL REFERENCES series, t_ns INTEGER NOT NULL,
     joules REAL NOT NULL, flags TEXT NOT NULL, early_ns INTEGER, late_ns INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS flagged ON readings (series_id, tick_ns) WHERE flags <> '';
 CREATE TABLE IF NOT EXISTS ticks (
-    tick_ns INTEGER NOT NULL, node TEXT NOT NULL, missed INTEGER NOT NULL, PRIMARY KEY (tick_ns, node)
-    ) WITHOUT ROWID;
+    node TEXT NOT NULL, first_ns INTEGER NOT NULL, last_ns INTEGER NOT NULL, interval_ns INTEGER NOT NULL,
+    missed INTEGER NOT NULL, PRIMARY KEY (node, first_ns)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     t_ns INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS clocks (

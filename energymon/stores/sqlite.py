@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Ticks
 from energymon.stores.base import Session
 from energymon.stores.database import connect, open_for_reading, open_for_writing, store_error
 from energymon.system.closing import Closing
@@ -37,6 +37,14 @@ _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
 _AFTER: Final = """SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns >= ? AND t_ns >= ? ORDER BY tick_ns LIMIT 2)"""
 
+# Those that follow each other unbroken are one row, of which the last one before the span may reach into it.
+_TICKS: Final = """SELECT first_ns, last_ns, interval_ns, missed FROM ticks WHERE node = ? AND first_ns >= coalesce(
+    (SELECT max(first_ns) FROM ticks WHERE node = ? AND first_ns <= ?), 0) AND first_ns < ? ORDER BY first_ns"""
+_LAST_TICKS: Final = """SELECT first_ns, last_ns, interval_ns, missed FROM ticks WHERE node = ?
+    ORDER BY first_ns DESC LIMIT 1"""
+_FLAGGED: Final = """SELECT DISTINCT r.tick_ns FROM series s JOIN readings r INDEXED BY flagged ON r.series_id = s.id
+    AND r.tick_ns BETWEEN ? AND ? AND r.flags <> '' WHERE s.node = ? ORDER BY r.tick_ns"""
+
 
 class SqliteStore(Closing):
     """One store, open for reading or, by one process at a time, for writing."""
@@ -46,7 +54,7 @@ class SqliteStore(Closing):
         self._db = connection
         self._lock_fd = lock_fd
         self._series: dict[Series, int] = {}
-        self._session, self._sends = 0, False
+        self._session, self._since_ns, self._sends = 0, 0, False
 
     @classmethod
     def create(cls, path: Path) -> SqliteStore:
@@ -64,7 +72,7 @@ class SqliteStore(Closing):
         """
         return cls(path, open_for_reading(path), None)
 
-    def append(self, readings: Iterable[Reading], ticks: Sequence[Tick] = (), news: Iterable[News] = ()) -> None:
+    def append(self, readings: Iterable[Reading], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
         Raises StoreError, for example when the disk is full.
@@ -78,19 +86,17 @@ class SqliteStore(Closing):
             news,
         )
 
-    def append_rows(self, rows: Sequence[Row], ticks: Sequence[Tick] = (), news: Iterable[News] = ()) -> None:
+    def append_rows(self, rows: Sequence[Row], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", self._numbered(rows))
-            self._db.executemany(
-                "INSERT OR IGNORE INTO ticks VALUES (?, ?, ?)",
-                [(t.tick_ns, t.node, int(t.missed)) for t in ticks],
-            )
+            self._add_ticks(ticks)
             for item in news:
                 values = astuple(item)
                 places = ", ".join("?" * len(values))
                 self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", values)  # noqa: S608
-            touched = [row[0] for row in rows] + [tick.tick_ns for tick in ticks] if self._sends else []
+            touched = [row[0] for row in rows] + [at for t in ticks for at in (t.first_ns, t.last_ns)]
+            touched = touched if self._sends else []
             if touched:
                 self._db.execute(
                     "INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings) VALUES (?, ?, ?, ?)",
@@ -107,7 +113,7 @@ class SqliteStore(Closing):
                 "INSERT INTO sessions (name, node, start_ns, interval_ns, description) VALUES (?, ?, ?, ?, ?)",
                 (name, node, start_ns, interval_ns, json.dumps(description)),
             )
-            self._session, self._sends = int(row.lastrowid or 0), sends
+            self._session, self._since_ns, self._sends = int(row.lastrowid or 0), start_ns, sends
         return Session(name, node, start_ns, None, interval_ns, None, description)
 
     def end_session(
@@ -137,17 +143,22 @@ class SqliteStore(Closing):
                 found.extend(Reading(*row) for row in self._db.execute(_READING, (series, *span)))
         return found
 
-    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Tick]:
-        """Return the ticks recorded in [start, end), UTC ns, by time."""
+    def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Ticks]:
+        """Return the ticks in [start, end), UTC ns, by node and time, and what follows or precedes them unbroken."""
         with self._reading():
             return [
-                Tick(tick, name, bool(missed))
-                for tick, name, missed in self._db.execute(
-                    "SELECT tick_ns, node, missed FROM ticks WHERE tick_ns >= ? AND tick_ns < ?"
-                    " AND (? IS NULL OR node = ?) ORDER BY tick_ns, node",
-                    (start_ns, end_ns, node, node),
-                )
+                Ticks(first_ns, name, bool(missed), (last_ns - first_ns) // max(interval_ns, 1) + 1, interval_ns)
+                for (name,) in self._db.execute(
+                    "SELECT DISTINCT node FROM ticks WHERE ? IS NULL OR node = ? ORDER BY node", (node, node)
+                ).fetchall()
+                for first_ns, last_ns, interval_ns, missed in self._db.execute(_TICKS, (name, name, start_ns, end_ns))
+                if last_ns >= start_ns
             ]
+
+    def flagged(self, start_ns: int, end_ns: int, node: str) -> list[int]:
+        """Return the ticks in [start, end], UTC ns, of all readings that have a flag, in order."""
+        with self._reading():
+            return [tick_ns for (tick_ns,) in self._db.execute(_FLAGGED, (start_ns, end_ns, node))]
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
         """Return the events in [start, end), UTC ns, by time."""
@@ -186,7 +197,7 @@ class SqliteStore(Closing):
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""
         with self._reading():
-            (last,) = self._db.execute("SELECT max(tick_ns) FROM ticks WHERE node = ?", (node,)).fetchone()
+            (last,) = self._db.execute("SELECT max(last_ns) FROM ticks WHERE node = ?", (node,)).fetchone()
         return int(last or 0)
 
     def require_there(self) -> None:
@@ -229,6 +240,23 @@ class SqliteStore(Closing):
                 if series not in ids:
                     self._add_series(series)
             return self._numbered(rows)
+
+    def _add_ticks(self, ticks: Sequence[Ticks]) -> None:
+        """Add ticks that are later than those there are; those that go on unbroken make their session's row longer."""
+        rows: dict[str, list[tuple[int, int, int, int]]] = {}
+        for t in ticks:
+            if t.node not in rows:
+                rows[t.node] = self._db.execute(_LAST_TICKS, (t.node,)).fetchall()
+            own = rows[t.node]
+            first_ns, last_ns, interval_ns, missed = own[-1] if own else (0, -1, 0, 0)
+            goes_on = (t.first_ns, t.interval_ns, t.missed) == (last_ns + interval_ns, interval_ns, missed)
+            if goes_on and first_ns >= self._since_ns:
+                own[-1] = first_ns, t.last_ns, interval_ns, missed
+            elif t.first_ns > last_ns:
+                own.append((t.first_ns, t.last_ns, t.interval_ns, t.missed))
+        self._db.executemany(
+            "INSERT OR REPLACE INTO ticks VALUES (?, ?, ?, ?, ?)", [(n, *row) for n, own in rows.items() for row in own]
+        )
 
     def _add_series(self, series: Series) -> None:
         self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)

@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from energymon import Ticks
 from energymon.sensors.perf import open_perf
 from tests.energymon import trees
 from tests.energymon.nvml import fake
 
 REPO = Path(__file__).parents[2]
+
+
+def one_by_one(ticks: list[Ticks]) -> list[Ticks]:
+    """Return ticks that follow each other as so many single ones."""
+    return [Ticks(t.first_ns + k * t.interval_ns, t.node, t.missed) for t in ticks for k in range(t.count)]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from itertools import pairwise
 import pytest
 
 from energymon import START, SqliteStore, joules, query
+from tests.energymon.conftest import one_by_one
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +24,7 @@ ESTIMATE = ("--estimate", "missing")
 
 def stored(path):
     with SqliteStore.open(path) as store:
-        return store.readings(0, FOREVER), store.ticks(0, FOREVER), store.events()
+        return store.readings(0, FOREVER), one_by_one(store.ticks(0, FOREVER)), store.events()
 
 
 def wait_for(condition, seconds=20.0):
@@ -67,7 +68,7 @@ def test_it_says_that_it_is_ready_when_the_first_tick_is_stored(start_agent):
     assert agent.ready["sensors"][0]["source"] == "estimate"
     readings, ticks, _ = stored(agent.store)
     assert readings[0].flags == START
-    assert ticks[0].tick_ns % (100 * MS) == 0
+    assert ticks[0].first_ns % (100 * MS) == 0
     agent.end()
     assert agent.process.returncode == 0
 
@@ -119,14 +120,14 @@ def test_a_stopped_process_misses_ticks_and_no_energy(rapl, start_agent):
     readings, ticks, events = stored(agent.store)
     assert_every_figure_was_shown(readings, rapl)
     assert "ticks-missed" in [e.kind for e in events]
-    assert sum(t.missed for t in ticks if paused <= t.tick_ns < resumed) >= 8
+    assert sum(t.missed for t in ticks if paused <= t.first_ns < resumed) >= 8
     middle = (paused + resumed) // 2
     with SqliteStore.open(agent.store) as store:
         (window,) = query(store, paused, middle)
     assert window.missed_share > 0.5
     assert all(energy.interpolated for energy in window.energies)
-    grid = range(ticks[0].tick_ns, ticks[-1].tick_ns + 1, 100 * MS)
-    assert [t.tick_ns for t in ticks] == list(grid), "every tick is recorded, seen or missed"
+    grid = range(ticks[0].first_ns, ticks[-1].first_ns + 1, 100 * MS)
+    assert [t.first_ns for t in ticks] == list(grid), "every tick is recorded, seen or missed"
 
 
 def test_a_killed_agent_leaves_a_store_that_reads_and_takes_the_next_agent(rapl, start_agent):
@@ -197,7 +198,7 @@ def test_a_counter_that_vanishes_ends_its_series_and_no_other(rapl, start_agent)
     readings, ticks, _ = stored(agent.store)
     after = {(r.device, r.domain) for r in readings if r.t_ns > now}
     assert after == {("package-0", "dram"), ("package-1", "cpu"), ("package-1", "dram")}
-    assert all(t.missed for t in ticks if t.tick_ns > now)
+    assert all(t.missed for t in ticks if t.first_ns > now)
     assert agent.process.returncode == 0
 
 
@@ -209,7 +210,7 @@ def test_boards_are_sampled_beside_the_packages_at_the_same_ticks(rapl, boards, 
         end = time.time_ns()
         agent.end()
     readings, ticks, _ = stored(agent.store)
-    whole = [t.tick_ns for t in ticks if not t.missed]
+    whole = [t.first_ns for t in ticks if not t.missed]
     assert whole
     for tick in whole:
         assert len([r for r in readings if r.tick_ns == tick]) == 4 + 2 * 3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energymon import INTERPOLATED, START, Reading, Tick, WindowError, joules, missed_share
+from energymon import INTERPOLATED, START, Reading, Ticks, WindowError, joules, missed_share
 from energymon.analysis.curve import curves
 from energymon.analysis.integrate import Integral
 
@@ -266,7 +266,7 @@ def test_a_window_that_ends_before_it_starts_is_refused():
 
 
 def test_missed_share_counts_ticks_that_are_marked_and_ticks_that_are_absent():
-    ticks = [Tick(100 * MS * k, "n", missed=k == 3) for k in range(10) if k != 5]
+    ticks = [Ticks(100 * MS * k, "n", missed=k == 3) for k in range(10) if k != 5]
     assert missed_share(ticks, 0, S, 100 * MS) == pytest.approx(0.2)
     assert missed_share(ticks, 0, 2 * S, 100 * MS) == pytest.approx(0.6)
     assert missed_share([], 0, S, 100 * MS) == 1.0

@@ -1,9 +1,10 @@
 import json
+import random
 from dataclasses import replace
 
 import pytest
 
-from energymon import START, Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
+from energymon import INTERPOLATED, START, Baseline, ClockOffset, Event, Reading, SqliteStore, Ticks, WindowError, query
 from energymon.analysis.query import to_json, total
 from energymon.cli.render import render
 
@@ -50,7 +51,7 @@ def make_store(tmp_path):
         with SqliteStore.create(path) as store:
             for node in nodes:
                 store.begin_session(node, T0 - S, TICK, {"sensors": [{"sensor": "x", "channels": list(channels)}]})
-            ticks = [Tick(T0 + k * TICK, node, False) for node in nodes for k in range(101)]
+            ticks = [Ticks(T0 + k * TICK, node, False) for node in nodes for k in range(101)]
             store.append(readings, more.pop("ticks", ticks), **more)
         opened.append(SqliteStore.open(path))
         return opened[-1]
@@ -142,7 +143,7 @@ def test_ticks_are_missed_before_the_first_life_between_lives_and_after_the_last
             ticks = range(T0 + begin * S, T0 + (begin + 10) * S, TICK)
             store.append(
                 [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks],
-                [Tick(t, "n", False) for t in ticks],
+                [Ticks(t, "n", False) for t in ticks],
             )
     with SqliteStore.open(tmp_path / "lives.sqlite") as store:
         (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
@@ -331,3 +332,64 @@ def test_many_events_of_a_kind_are_shown_by_the_first_and_the_last(make_store):
         "gpu-0",
     ]
     assert len(window.events) == 1001
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_long_window_is_the_same_without_the_readings_between_its_edges(make_store, seed):
+    """Ticks without an interval do not follow each other for sure: then every reading is read."""
+    dice = random.Random(seed)
+    count = 3000
+    channels = [CPU, channel("gpu-0", "gpu", "nvml-counter", lag_s=0.02)]
+    gaps = [(dice.randrange(count), dice.randrange(1, 9)) for _ in range(dice.randrange(8))]
+    missed = {first + k for first, ticks in gaps for k in range(ticks)}
+    starts = {dice.randrange(count) for _ in range(dice.randrange(2))}
+    rows = []
+    for one in channels:
+        joules = 0.0
+        for k in range(count):
+            joules += dice.uniform(1, 30)
+            if k not in missed or (one is CPU and dice.random() < 0.5):
+                t_ns = T0 + k * TICK
+                at = (t_ns, t_ns + dice.randrange(MS), "n", one["device"], one["domain"], one["source"])
+                flag = START if k in starts else INTERPOLATED if k - 1 in missed else ""
+                rows.append(Reading(*at, joules, flag, 20 * MS, dice.randrange(MS)))
+    grid = range(T0, T0 + count * TICK, TICK)
+    every = make_store(rows, channels, ticks=[Ticks(t, "n", k in missed) for k, t in enumerate(grid)])
+    edges = make_store(rows, channels, ticks=[Ticks(t, "n", k in missed, 1, TICK) for k, t in enumerate(grid)])
+    for _ in range(20):
+        start, end = sorted(T0 + dice.randrange(count * TICK) for _ in range(2))
+        (one,), (other,) = (query(store, start, end) for store in (every, edges))
+        assert one.missed_share == other.missed_share
+        assert len(one.energies) == len(other.energies)
+        for a, b in zip(one.energies, other.energies, strict=True):
+            assert (a.device, a.interpolated) == (b.device, b.interpolated)
+            assert b.joules == pytest.approx(a.joules, rel=1e-12, abs=1e-9)
+            assert b.error_j == pytest.approx(a.error_j, rel=1e-12)
+            assert b.interpolated_share == pytest.approx(a.interpolated_share, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("count", [10_000, 40_000])
+def test_what_is_read_for_a_window_does_not_grow_with_its_length(make_store, monkeypatch, count):
+    store = make_store(ramp(50, last=count), [CPU], ticks=[Ticks(T0, "n", False, count + 1, TICK)])
+    read = []
+    readings = SqliteStore.readings
+    monkeypatch.setattr(SqliteStore, "readings", lambda *a: read.append(found := readings(*a)) or found)
+    (window,) = query(store, T0 + 50 * MS, T0 + (count - 3) * TICK)
+    assert window.energies[0].joules == pytest.approx(50 * 0.1 * (count - 3.5), rel=1e-9)
+    assert window.missed_share == 0
+    assert sum(map(len, read)) < 500
+
+
+def test_ticks_that_follow_each_other_are_one_row_and_later_ones_alone_are_added(tmp_path):
+    with SqliteStore.create(tmp_path / "t.sqlite") as store:
+        store.begin_session("n", T0, TICK, {})
+        for k, missed in ((0, False), (1, False), (1, False), (2, True), (3, False), (2, False), (4, False)):
+            store.append([], [Ticks(T0 + k * TICK, "n", missed, 1, TICK)])
+        assert store.ticks(0, 2**62) == [
+            Ticks(T0, "n", False, 2, TICK),
+            Ticks(T0 + 2 * TICK, "n", True, 1, TICK),
+            Ticks(T0 + 3 * TICK, "n", False, 2, TICK),
+        ]
+        store.begin_session("n", T0 + 5 * TICK, TICK, {})
+        store.append([], [Ticks(T0 + 5 * TICK, "n", False, 1, TICK)])
+        assert [t.count for t in store.ticks(T0 + 4 * TICK, 2**62)] == [2, 1]

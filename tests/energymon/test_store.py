@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
+from energymon import Reading, SqliteStore, StoreError, Ticks, joules, query
 from energymon.influx.spool import BusyError, Spool
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 
@@ -27,9 +27,9 @@ def rows(count=20, **kind):
 
 def test_what_is_appended_is_read_back_exactly(store):
     batch = [*rows(), *rows(device="package-1")]
-    store.append(batch, [Tick(5, "n", missed=True)], [Event(7, "n", "clock-step", "hop")])
+    store.append(batch, [Ticks(5, "n", missed=True)], [Event(7, "n", "clock-step", "hop")])
     assert store.readings(0, 2000 * MS) == batch
-    assert store.ticks(0, 6) == [Tick(5, "n", missed=True)]
+    assert store.ticks(0, 6) == [Ticks(5, "n", missed=True)]
     assert store.events() == [Event(7, "n", "clock-step", "hop")]
 
 
@@ -69,7 +69,7 @@ def outbox(store):
 def test_a_session_that_sends_notes_every_commit_for_the_sender(store):
     store.begin_session("n", 1, 100 * MS, {}, sends=True)
     store.append(rows(3))
-    store.append([], [Tick(300 * MS, "n", missed=True)])
+    store.append([], [Ticks(300 * MS, "n", missed=True)])
     store.append(rows(5))
     assert outbox(store) == [(0, 200 * MS, 3), (300 * MS, 300 * MS, 0), (0, 400 * MS, 5)]
 
@@ -103,14 +103,14 @@ def test_readings_whose_own_time_lies_before_their_tick_are_covered_too(store):
 
 
 def test_one_node_can_be_asked_for(store):
-    store.append([*rows(), *rows(node="m")], [Tick(0, "n", False), Tick(0, "m", False)])
+    store.append([*rows(), *rows(node="m")], [Ticks(0, "n", False), Ticks(0, "m", False)])
     assert {r.node for r in store.readings(0, 1000 * MS, "m")} == {"m"}
     assert [t.node for t in store.ticks(0, 1, "m")] == ["m"]
 
 
 def test_appending_twice_stores_once(store):
     for _ in range(2):
-        store.append(rows(), [Tick(0, "n", False)])
+        store.append(rows(), [Ticks(0, "n", False)])
     assert len(store.readings(0, 10**12)) == 20
     assert len(store.ticks(0, 1)) == 1
 
@@ -207,7 +207,7 @@ def test_sessions_tell_who_wrote_and_whether_it_ended(store):
 def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
     for node in ("m", "n"):
         store.begin_session(node, 0, 100 * MS, {})
-        store.append(rows(node=node), [Tick(k * 100 * MS, node, k == 6) for k in range(20)])
+        store.append(rows(node=node), [Ticks(k * 100 * MS, node, k == 6) for k in range(20)])
     store.append([], [], [Event(600 * MS, "n", "sensor-lost", "gone")])
     m, n = query(store, 500 * MS, 1500 * MS)
     assert m.energies[0].joules == pytest.approx(100.0)

@@ -1,6 +1,6 @@
 """Stores with content, made quickly, and what a bucket has of it."""
 
-from energymon import Reading, Tick
+from energymon import Reading, Ticks
 from energymon.influx.store import InfluxStore
 
 MS = 1_000_000
@@ -19,7 +19,7 @@ def append(store, count, first=0, node="n"):
                 for k in ticks
                 for i, series in enumerate(SERIES)
             ],
-            [Tick(T0 + k * STEP, node, k % 7 == 0) for k in ticks],
+            [Ticks(T0 + k * STEP, node, k % 7 == 0) for k in ticks],
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
+from energymon import Reading, SqliteStore, StoreError, Ticks, joules, open_store
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.store import InfluxStore
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
@@ -56,7 +56,7 @@ def lives(draw):
                 value, flags = counters[series].update(raw[series], tick_ns)
                 flags = flags or (INTERPOLATED if gap else "")
                 readings.append(Reading(tick_ns, t_ns, "n", *series, value, flags))
-            ticks.append(Tick(tick_ns, "n", missed))
+            ticks.append(Ticks(tick_ns, "n", missed))
             gap = missed
         found.append((start_ns, readings, ticks))
         k += draw(st.integers(0, 3))
@@ -121,7 +121,7 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                 store.begin_session(node, T0 + i, STEP, {"host": node}, sends=True)
                 store.append(
                     [Reading(T0 + i * STEP, T0 - i, node, device, "cpu", "estimate", value, START)],
-                    [Tick(T0 + i * STEP, node, False)],
+                    [Ticks(T0 + i * STEP, node, False)],
                     [
                         *(Event(T0, node, kind, message) for kind, message in told),
                         ClockOffset(T0 - i, node, device, -(2**60) + i, 2**55 + 1),
@@ -160,7 +160,7 @@ def test_a_series_that_ended_long_before_the_window_is_found(server, bucket, mak
 def test_sending_everything_again_changes_nothing(server, bucket, make_store):
     store = make_store()
     readings = [Reading(T0 + k, T0 + k, "n", "package-0", "cpu", "rapl-perf", k / 7) for k in range(50)]
-    store.append(readings, [Tick(r.tick_ns, "n", False) for r in readings], [Event(T0, "n", "k", "m")] * 3)
+    store.append(readings, [Ticks(r.tick_ns, "n", False) for r in readings], [Event(T0, "n", "k", "m")] * 3)
     drain(store.path, server.settings(bucket))
     store._db.execute("INSERT INTO outbox VALUES (99, 1, ?, ?, 50)", (T0, T0 + 50))
     store._db.execute("UPDATE sessions SET sent = 0")
@@ -172,8 +172,9 @@ def test_sending_everything_again_changes_nothing(server, bucket, make_store):
 
 def test_a_tick_that_two_lives_of_one_store_share_is_one_reading(server, bucket, tmp_path):
     shared = Reading(T0 + STEP, T0 + STEP, "n", "package-0", "cpu", "rapl-perf", 1.0)
-    first = (T0, [shared], [Tick(T0 + STEP, "n", False)])
-    second = (T0 + 1, [shared, Reading(T0 + 2 * STEP, T0 + 2 * STEP, *SERIES_OF_N, 2.0)], [Tick(T0 + STEP, "n", False)])
+    first = (T0, [shared], [Ticks(T0 + STEP, "n", False)])
+    later = Reading(T0 + 2 * STEP, T0 + 2 * STEP, *SERIES_OF_N, 2.0)
+    second = (T0 + 1, [shared, later], [Ticks(T0 + STEP, "n", False)])
     fill(tmp_path / "e.sqlite", [first, second])
     drain(tmp_path / "e.sqlite", server.settings(bucket))
     with SqliteStore.open(tmp_path / "e.sqlite") as here, bucket_store(server, bucket) as there:
@@ -187,7 +188,7 @@ def test_two_agents_that_wrote_one_node_at_once_are_refused_unless_one_is_chosen
     stores = [make_store(name=f"{i}.sqlite", start_ns=T0 + i) for i in range(2)]
     for i, store in enumerate(stores):
         rows = [Reading(T0 + k * STEP, T0 + k * STEP, *SERIES_OF_N, 10.0 * k + i) for k in range(20)]
-        store.append(rows, [Tick(r.tick_ns, "n", False) for r in rows])
+        store.append(rows, [Ticks(r.tick_ns, "n", False) for r in rows])
         drain(store.path, server.settings(bucket))
     one, other = (store.sessions()[0].name for store in stores)
     with bucket_store(server, bucket) as there, pytest.raises(StoreError, match=f"{one} and {other}"):

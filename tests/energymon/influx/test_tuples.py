@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from energymon import EpochMark, Reading, SqliteStore, Tick, channels_of, energy_of, query
+from energymon import EpochMark, Reading, SqliteStore, Ticks, channels_of, energy_of, query
 from energymon.analysis.tuples import EnergyTuple
 from energymon.influx.dashboard import apply_dashboard, template
 from energymon.influx.lineprotocol import tuple_line
@@ -96,7 +96,7 @@ def test_missed_ticks_are_interpolated_and_marked_and_no_joule_is_lost(server, b
     gap = range(40, 90)
     for k in range(140):
         readings = [Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], 2.0 * k)] if k not in gap else []
-        store.append(readings, [Tick(T0 + k * STEP, "n", k in gap)])
+        store.append(readings, [Ticks(T0 + k * STEP, "n", k in gap)])
         if k in (20, 60, 100):
             with Spool(store.path) as spool:
                 while (batch := spool.next_batch()) is not None:
@@ -133,7 +133,7 @@ def test_tuples_wait_for_what_they_depend_on_and_are_the_same_however_often_they
                 Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], 3.0 * k),
                 Reading(T0 + k * STEP, T0 + k * STEP + 2000, "n", *SERIES[2], 7.0 * (k // 3)),
             ]
-            store.append(rows if k not in (30, 31, 32) else [], [Tick(T0 + k * STEP, "n", k in (30, 31, 32))])
+            store.append(rows if k not in (30, 31, 32) else [], [Ticks(T0 + k * STEP, "n", k in (30, 31, 32))])
             if k % every == 0 or k == 59:
                 found |= taken(store, last=k == 59)
         return found
@@ -177,7 +177,7 @@ def test_a_series_that_is_lost_for_long_does_not_hold_the_others_back(make_store
     for k in range(400):
         rows = [Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], 3.0 * k)]
         rows += [Reading(T0 + k * STEP, T0 + k * STEP + 2000, "n", *SERIES[2], 7.0 * k)] if k < 20 else []
-        store.append(rows, [Tick(T0 + k * STEP, "n", k >= 20)])
+        store.append(rows, [Ticks(T0 + k * STEP, "n", k >= 20)])
     with Spool(store.path) as spool:
         batch = spool.next_batch()
         while not batch.lines[0].startswith("tuples"):
@@ -196,7 +196,7 @@ def test_a_counter_that_starts_again_leaves_its_tick_without_a_value(make_store)
         flags = START if k == 15 else ""
         store.append(
             [Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], 3.0 * (k % 15), flags)],
-            [Tick(T0 + k * STEP, "n", False)],
+            [Ticks(T0 + k * STEP, "n", False)],
         )
     with Spool(store.path) as spool:
         spool.acknowledge(spool.next_batch(last=True))
@@ -266,7 +266,7 @@ def test_the_dashboard_is_made_once_and_its_queries_work(server, bucket, make_st
     for k in range(200):
         store.append(
             [Reading(t_ns + k * STEP, t_ns + k * STEP + 1000, "n", *SERIES[0], 10.0 * k)],
-            [Tick(t_ns + k * STEP, "n", False)],
+            [Ticks(t_ns + k * STEP, "n", False)],
         )
     (session,) = store.sessions()
     add_epochs(store.path, [EpochMark("n", session.name, "cell-a", "dali", 1, t_ns + STEP, t_ns + 100 * STEP)])
@@ -324,7 +324,7 @@ def test_an_agent_that_is_started_again_loses_no_joules(make_store):
             flags = START if k == 22 else ""
             joules = 3.0 * (k - 22 if k >= 22 else k)
             reading = Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], joules, flags)
-            store.append([reading], [Tick(T0 + k * STEP, "n", False)], news=_counters(k, joules))
+            store.append([reading], [Ticks(T0 + k * STEP, "n", False)], news=_counters(k, joules))
     with Spool(store.path) as spool:
         values = {}
         while (batch := spool.next_batch(last=True)) is not None:
