@@ -161,6 +161,7 @@ class _Agent:
         before_ns = _boot_offset_of_the_last(store, config.node)
         self._clock = Clock(before_ns)
         self._loop = Loop()
+        self._edges: Listener | None = None
         self._writer = Writer(
             store,
             config.node,
@@ -168,7 +169,7 @@ class _Agent:
             config.interval_ns,
             on_stored=signals.on_stored,
             on_failure=signals.on_failure,
-            on_event=_print_event,
+            on_event=self._on_event,
             clock=self._clock,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
         )
@@ -179,8 +180,8 @@ class _Agent:
                 f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
                 "name another store"
             )
-        # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
         self._edges = _listener(config.store)
+        # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
         self._monitor = Monitor(
             found.sensors,
             config.interval_ns,
@@ -192,6 +193,7 @@ class _Agent:
             edges=self._edges,
             follow_ups_ns=follow_ups_ns(_lags_s(found)),
             strewn_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
+            on_edge=self._writer.hasten,
         )
         self._writer.follow(self._monitor)
         self._sender: SenderProcess | None = None
@@ -275,6 +277,12 @@ class _Agent:
             description,
             sends=self._config.influxdb is not None,
         )
+
+    def _on_event(self, event: Event) -> None:
+        _print_event(event)
+        if self._edges is not None and event.kind in ("store-failed", "store-back"):
+            # The store cannot say it itself.
+            self._edges.problem = event.message if event.kind == "store-failed" else ""
 
     def _on_signal(self) -> None:
         os.eventfd_read(self._signals.fd)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -68,7 +68,7 @@ class Window:
         if self._start_ns:
             raise WindowError(f"{self._label()} was used before; make another one")
         self._locate()
-        self._asker = self._ask_agent()
+        self._asker = self._connected()
         if self._sync_cuda:
             _synchronize_cuda()
         self._start_ns, self._began_ns = self._edge()
@@ -188,7 +188,7 @@ class Window:
         self._node = self._node or self._agent.node
         self._agent.serve(self)
 
-    def _ask_agent(self) -> Asker | None:
+    def _connected(self) -> Asker | None:
         """Connect to the agent that can be asked to read its sensors at the edges; None where the ticks must do."""
         where = self._where.path if isinstance(self._where, SqliteStore) else self._where
         if not isinstance(where, str | Path) or "://" in str(where):
@@ -201,6 +201,7 @@ class Window:
 
     def _edge(self) -> tuple[int, int]:
         """Return the instant, as UTC ns and as ns of `boot_ns`; where an agent can be asked it has just read all."""
+        self._asker = self._asker or self._connected()
         read_ns = self._asker.edge_ns() if self._asker is not None else None
         utc_ns, now_ns = time.time_ns(), boot_ns()
         return (utc_ns, now_ns) if read_ns is None else (utc_ns - (now_ns - read_ns), read_ns)
@@ -277,6 +278,12 @@ class Window:
         else:
             covered = f"there is no reading of {node} before its end"
         details = _event_lines(found)
+        asker = self._connected()
+        if asker is not None:
+            # A store that takes nothing has no event of it either.
+            with contextlib.closing(asker):
+                if asker.edge_ns() is not None and asker.problem:
+                    details += f"\n  store-failed: {asker.problem}"
         if self._agent is not None and self._agent.owner != os.getpid():
             details += f"\n{self._foreign(self._agent)}"
         elif self._agent is not None and self._is_agent_gone():
@@ -325,7 +332,7 @@ def _event_lines(window: WindowEnergy) -> str:
     return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
     if isinstance(where, str) and "://" in where:

@@ -1,7 +1,7 @@
 """Readings at the edges of windows: a program asks the agent beside it to read its sensors now.
 
 The agent listens at a socket beside its store. A request is one number, and the answer repeats it with an instant at
-which the sensors had been read.
+which the sensors had been read, and says why its readings cannot be stored, if they cannot.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _PATIENCE_S: Final = 0.1
 """A window's edge waits for the agent this long at most."""
 _STEPS: Final = 4
 """Readings that follow an edge within the lag of a counter: the first update after the edge bounds it."""
+_MAX_PROBLEM: Final = 4096
+"""Bytes of the reason that follows an answer."""
 _LONGEST_S: Final = 0.5
 """Counters that lag by more are left to the ticks."""
 
@@ -52,6 +54,8 @@ class Listener:
         self._lock = threading.Lock()
         self._programs: dict[int, socket.socket] = {}
         self._asking: list[tuple[int, int]] = []
+        self.problem = ""
+        """What keeps the readings from being stored; "" for nothing."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             path.unlink(missing_ok=True)
@@ -93,12 +97,12 @@ class Listener:
         """Answer everybody who has asked: the sensors have been read."""
         with self._lock:
             asking, self._asking = self._asking, []
-            now_ns = boot_ns()
+            now_ns, problem = boot_ns(), self.problem.encode()[:_MAX_PROBLEM]
             for fd, number in asking:
                 program = self._programs.get(fd)
                 if program is not None:
                     try:
-                        program.send(_ANSWER.pack(number, now_ns))
+                        program.send(_ANSWER.pack(number, now_ns) + problem)
                     except OSError:
                         # It is gone, or does not read what it asks for.
                         self._drop(fd)
@@ -151,43 +155,64 @@ class Asker:
 
     def __init__(self, store: Path) -> None:
         """Connect to the agent that writes `store`; raises OSError where none listens, or not to this user."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._path = socket_path(store)
         self._number = 0
-        try:
-            self._socket.settimeout(_PATIENCE_S)
-            with _short(socket_path(store)) as name:
-                self._socket.connect(name)
-        except OSError:
-            self._socket.close()
-            raise
+        self.problem = ""
+        """What kept the agent from storing its readings when it answered last; "" for nothing."""
+        self._socket = self._connected()
 
     def edge_ns(self) -> int | None:
         """Have the agent read its sensors; return an instant just after that, ns of `boot_ns`.
 
-        None when it does not answer in a tenth of a second.
+        An agent that was started in the place of the one before it is asked instead. None when there is no answer in a
+        tenth of a second.
         """
-        self._number += 1
-        asked_ns = boot_ns()
+        deadline_ns = boot_ns() + round(_PATIENCE_S * NS)
         try:
-            self._socket.settimeout(_PATIENCE_S)
-            self._socket.send(_REQUEST.pack(self._number))
-            while (left_s := _PATIENCE_S - (boot_ns() - asked_ns) / NS) > 0:
-                self._socket.settimeout(left_s)
-                answer = self._socket.recv(_ANSWER.size)
-                if len(answer) != _ANSWER.size:
-                    return None
-                number, read_ns = _ANSWER.unpack(answer)
-                # A value outside is another clock's: the agent runs in a time namespace of its own.
-                if number == self._number and asked_ns <= read_ns <= boot_ns():
-                    return int(read_ns)
+            try:
+                return self._ask(deadline_ns)
+            except TimeoutError:
+                return None
+            except OSError:
+                self._socket.close()
+                self._socket = self._connected()
+                return self._ask(deadline_ns)
         except OSError:
             # It has gone, or is busy: the ticks bound the window then.
             return None
-        return None
 
     def close(self) -> None:
         """Hang up; may be called twice."""
         self._socket.close()
+
+    def _connected(self) -> socket.socket:
+        found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            found.settimeout(_PATIENCE_S)
+            with _short(self._path) as name:
+                found.connect(name)
+        except OSError:
+            found.close()
+            raise
+        return found
+
+    def _ask(self, deadline_ns: int) -> int | None:
+        """Return the instant of the answer; raises OSError when there is nobody, TimeoutError at the deadline."""
+        self._number += 1
+        asked_ns = boot_ns()
+        self._socket.settimeout(_PATIENCE_S)
+        self._socket.send(_REQUEST.pack(self._number))
+        while (left_s := (deadline_ns - boot_ns()) / NS) > 0:
+            self._socket.settimeout(left_s)
+            answer = self._socket.recv(_ANSWER.size + _MAX_PROBLEM)
+            if len(answer) < _ANSWER.size:
+                raise ConnectionResetError
+            number, read_ns = _ANSWER.unpack_from(answer)
+            # A value outside is another clock's: the agent runs in a time namespace of its own.
+            if number == self._number and asked_ns <= read_ns <= boot_ns():
+                self.problem = answer[_ANSWER.size :].decode(errors="replace")
+                return int(read_ns)
+        return None
 
 
 @contextlib.contextmanager

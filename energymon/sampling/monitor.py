@@ -92,6 +92,7 @@ class Monitor:
         edges: Listener | None = None,
         follow_ups_ns: Sequence[int] = (),
         strewn_ns: int = 0,
+        on_edge: Callable[[], None] = lambda: None,
     ) -> None:
         """Take what to sample and where the records go; nothing starts yet.
 
@@ -107,7 +108,9 @@ class Monitor:
             follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
             strewn_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
                 counts, a load that repeats in step with the ticks is then seen at all of its moments.
+            on_edge: Called after each reading for a program that wants one; default nothing.
         """
+        self._on_edge = on_edge
         self._strewn_ns = strewn_ns
         self._edges = edges
         self._follow_ups_ns = follow_ups_ns
@@ -337,7 +340,9 @@ class Monitor:
     def _take_between(self, keeper: int, awaited_ns: int) -> bool:
         """Sample between two ticks; return False when another thread keeps the time by now."""
         now_ns = self._clock.now_ns()
-        return self._take(keeper, now_ns, between=awaited_ns - now_ns)
+        keeps = self._take(keeper, now_ns, between=awaited_ns - now_ns)
+        self._on_edge()
+        return keeps
 
     def _answer(self) -> None:
         """Answer those who have asked: every sensor that could be was read."""

@@ -160,3 +160,50 @@ def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_e
             before_s = time.monotonic()
             assert window.joules > 0
             assert time.monotonic() - before_s < 30
+
+
+def test_an_agent_that_was_started_again_is_asked_in_the_place_of_the_one_before_it(tmp_path):
+    store = tmp_path / "e.sqlite"
+    with served(store):
+        asker = Asker(store)
+        assert asker.edge_ns() is not None
+    with closing(asker):
+        assert asker.edge_ns() is None
+        with served(store):
+            assert asker.edge_ns() is not None
+
+
+def test_an_answer_says_what_keeps_readings_from_being_stored(tmp_path):
+    with served(tmp_path / "e.sqlite") as listener, closing(Asker(tmp_path / "e.sqlite")) as asker:
+        for problem in ("", "the disk is full", ""):
+            listener.problem = problem
+            assert asker.edge_ns() is not None
+            assert asker.problem == problem
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", ["kill", "terminate"])
+def test_a_window_across_a_restart_of_the_agent_is_as_tight_as_its_two_edges(counting, start_agent, monkeypatch, how):
+    """At ticks of four seconds an edge without a reading of its own has a bound of 600 J."""
+    options = ("--sysfs", str(counting), "--interval-ms", "4000")
+    agent = start_agent(*options)
+    monkeypatch.setenv("ENERGYMON_STORE", str(agent.store))
+    with energymon.Window(node="n") as window:
+        wait_until_stored(agent.store, window.start_ns)
+        getattr(agent.process, how)()
+        agent.process.wait(timeout=20)
+        start_agent(*options, store=agent.store)
+    assert window.joules > 0
+    assert window.error_j < 250
+    assert {event.kind for event in window.energy.events} == {"agent-restart"}
+
+
+def wait_until_stored(store, t_ns):
+    """Wait until a store has readings of a window's first edge, which nobody has asked it to commit."""
+    deadline = time.monotonic() + 20
+    while True:
+        with SqliteStore.open(store) as opened:
+            if any(r.t_ns >= t_ns - 10**7 and r.tick_ns % (4 * 10**9) for r in opened.readings(t_ns, t_ns)):
+                return
+        assert time.monotonic() < deadline, "the reading at the edge is not stored"
+        time.sleep(0.02)
