@@ -41,9 +41,9 @@ _READINGS: Final = """INSERT INTO readings SELECT :begin_ns + value * :tick_ns, 
     FROM each CROSS JOIN of_series s WHERE s.id > 1 OR value = 0 OR value % 36000 <> 18000"""
 _TICKS: Final = """INSERT INTO ticks
     SELECT 'n', :begin_ns + first * :tick_ns, :begin_ns + last * :tick_ns, :tick_ns, missed
-    FROM (SELECT 36000 * value AS first, 36000 * value + 17999 AS last, 0 AS missed FROM hours
+    FROM (SELECT max(0, 36000 * value - 17999) AS first, 36000 * value + 17999 AS last, 0 AS missed FROM hours
           UNION ALL SELECT 36000 * value + 18000, 36000 * value + 18000, 1 FROM hours
-          UNION ALL SELECT 36000 * value + 18001, 36000 * value + 35999, 0 FROM hours)"""
+          UNION ALL SELECT 36000 * max(value) + 18001, 36000 * max(value) + 35999, 0 FROM hours)"""
 
 
 def main() -> int:

@@ -15,9 +15,9 @@ from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Baseline, Domain, Rea
 
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
 
-Part = tuple[int, Iterable[Reading], bool]
+Part = tuple[int, Iterable[Reading], tuple[int, int] | None]
 """Of a window: its end, ns of the readings' clock; the readings in it and those around it that the bound of the error
-needs; and whether these are those around its two ends alone, as no tick of it was missed."""
+needs; and from when to when these are left out, as no tick was missed there."""
 
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
@@ -118,9 +118,9 @@ def energy_of(
     """
     require_order(start_ns, end_ns)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=channels.lags)
-    parts: Iterable[Part] = readings(start_ns, end_ns) if callable(readings) else [(end_ns, readings, False)]
-    for stop_ns, around, whole in parts:
-        integral.add(curves(around), stop_ns, whole=whole)
+    parts: Iterable[Part] = readings(start_ns, end_ns) if callable(readings) else [(end_ns, readings, None)]
+    for stop_ns, around, hole in parts:
+        integral.add(curves(around), stop_ns, hole)
         if integral.lost:
             break
     energies = [energy for energy in integral.energies() if energy.domain not in given]

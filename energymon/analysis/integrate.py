@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from types import MappingProxyType
 from typing import Final, cast
@@ -54,7 +55,8 @@ class _Edge:
 class _Sum:
     joules: float
     start: _Edge
-    end: _Edge
+    end: Callable[[], _Edge]
+    """Computes the edge, which is needed of the last part alone."""
     gap_ns: int
     inferred: bool
 
@@ -76,18 +78,16 @@ class Integral:
         self._lags = lags
         self._sums: dict[SeriesKey, _Sum] | None = None
 
-    def add(self, series: Mapping[SeriesKey, Curve], until_ns: int, *, whole: bool = False) -> None:
+    def add(self, series: Mapping[SeriesKey, Curve], until_ns: int, hole: tuple[int, int] | None = None) -> None:
         """Add the energy since the last part, UTC ns; a series that does not cover it is dropped.
 
-        `whole` is for a part of which no tick was missed: it needs the readings around its two ends alone.
+        In the `hole`, UTC ns, readings are left out because no tick was missed there.
         """
         added = {}
         for key, curve in series.items():
-            if self._sums is not None and key not in self._sums:
-                continue
-            found = self._part(key, curve, self._end_ns, until_ns, whole=whole)
-            if found is not None:
-                added[key] = found if self._sums is None else _joined(self._sums[key], found)
+            before = self._sums.get(key) if self._sums is not None else None
+            if (self._sums is None or before) and (found := self._part(key, curve, until_ns, hole, before)):
+                added[key] = found
         self._sums, self._end_ns = added, until_ns
 
     @property
@@ -101,10 +101,10 @@ class Integral:
         found = []
         for (node, device, domain, source), total in (self._sums or {}).items():
             bounded = source in LAG_S and source not in UNBOUNDED
-            start, end = total.start, total.end
+            start, end = total.start, total.end()
             edge_j = max(end.more_j + start.less_j, end.less_j + start.more_j)
-            clock_j = total.start.clock_j + total.end.clock_j
-            interpolated = total.start.in_gap or total.end.in_gap or total.inferred
+            clock_j = start.clock_j + end.clock_j
+            interpolated = start.in_gap or end.in_gap or total.inferred
             found.append(
                 Energy(
                     node,
@@ -121,25 +121,28 @@ class Integral:
             )
         return found
 
-    def _part(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int, *, whole: bool) -> _Sum | None:
+    def _part(
+        self, key: SeriesKey, curve: Curve, end_ns: int, hole: tuple[int, int] | None, before: _Sum | None
+    ) -> _Sum | None:
+        """Return the sum with another part; None where the series does not cover that."""
+        start_ns = self._end_ns
         start, end = curve.place(start_ns), curve.place(end_ns)
         if start is None or end is None or start.segment != end.segment:
             return None
         interval_ns = self._interval_ns or curve.shortest_ns(start.segment)
         lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
         clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
-        gap_ns, inferred = 0, False
-        for i in range(start.before + 1, 0 if whole else end.after + 1):
-            if curve.inferred(i, interval_ns):
-                gap_ns += min(end_ns, curve.times[i]) - max(start_ns, curve.times[i - 1])
-                inferred = inferred or (curve.rows[i].flags == INTERPOLATED and curve.times[i] <= end_ns)
-        return _Sum(
-            end.joules - start.joules,
-            _edge(curve, start, start_ns, interval_ns, lag_ns, clock_ns),
-            _edge(curve, end, end_ns, interval_ns, lag_ns, clock_ns),
-            gap_ns,
-            inferred,
-        )
+        joules, gap_ns, inferred = end.joules - start.joules, 0, False
+        for i in range(start.before + 1, end.after + 1):
+            one, two = curve.rows[i - 1], curve.rows[i]
+            if curve.inferred(i, interval_ns) and not (hole and hole[0] <= one.tick_ns and two.tick_ns <= hole[1]):
+                gap_ns += min(end_ns, two.t_ns) - max(start_ns, one.t_ns)
+                inferred = inferred or (two.flags == INTERPOLATED and two.t_ns <= end_ns)
+        edge = partial(_edge, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=clock_ns)
+        at_end = partial(edge, curve, end, end_ns)
+        if before is None:
+            return _Sum(joules, edge(curve, start, start_ns), at_end, gap_ns, inferred)
+        return _Sum(before.joules + joules, before.start, at_end, before.gap_ns + gap_ns, before.inferred or inferred)
 
 
 def joules(
@@ -213,10 +216,6 @@ def missed_ticks(
 def due_ticks(start_ns: int, end_ns: int, interval_ns: int) -> range:
     """Return the ticks of the grid in [start, end), UTC ns."""
     return range(tick_at(start_ns + interval_ns - 1, interval_ns), end_ns, interval_ns)
-
-
-def _joined(one: _Sum, then: _Sum) -> _Sum:
-    return _Sum(one.joules + then.joules, one.start, then.end, one.gap_ns + then.gap_ns, one.inferred or then.inferred)
 
 
 def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
+from operator import attrgetter
 from typing import Final, Literal
 
 from energymon.analysis.attribution import Channels, Component, Part, add_up, channels_of, energy_of
@@ -19,6 +20,7 @@ from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event,
 from energymon.stores.base import Session, Store
 
 _MOST_CUTS: Final = 20
+_BY_SERIES: Final = attrgetter("device", "domain", "source", "tick_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,33 +254,37 @@ class _Node:
         """Yield a window in parts, with the readings that the joules and the bound of the error need."""
         ticks = self.store.ticks(start_ns, end_ns, self.session.node)
         flagged = self.store.flagged(start_ns, end_ns, self.session.node)
+        before: list[Reading] = []
+        hole: tuple[int, int] | None = None
         for begin, stop, plain in parts(ticks, flagged, start_ns, end_ns, self.session.interval_ns):
-            spans = [(begin, begin), (stop, stop)] if plain else [(begin, stop)]
-            yield stop, self._readings(spans), plain
+            if plain:
+                hole = begin, stop
+                continue
+            found = around = self._readings(begin, stop)
+            if hole is not None:
+                # The parts on either side have the readings around its ends.
+                last_ns = max((r.tick_ns for r in before), default=0)
+                around = sorted([*before, *(r for r in found if r.tick_ns > last_ns)], key=_BY_SERIES)
+            yield stop, bridged(around, self.counters, self.sessions), hole
+            before, hole = found, None
 
-    def _readings(self, spans: Iterable[tuple[int, int]]) -> list[Reading]:
-        """Return the readings of parts that follow each other, and as many around them as the bound looks at."""
+    def _readings(self, start_ns: int, end_ns: int) -> list[Reading]:
+        """Return the readings of a part, and as many around it as the bound of the error looks at."""
         known = self.channels.lags
         lag_s = max(known.values(), default=max(LAG_S.values()))
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
         margin_ns = 2 * round(lag_s * NS) + 2 * self.session.interval_ns + self.clock_error_ns
-        found = [self.store.readings(a - margin_ns, b + margin_ns, self.session.node) for a, b in spans]
-        return bridged(found[0] if len(found) == 1 else _merged(found), self.counters, self.sessions)
+        return self.store.readings(start_ns - margin_ns, end_ns + margin_ns, self.session.node)
 
     def baselines(self, start_ns: int, end_ns: int) -> list[Baseline]:
         return baseline_of(
-            self._readings([(start_ns, end_ns)]),
+            bridged(self._readings(start_ns, end_ns), self.counters, self.sessions),
             start_ns,
             end_ns,
             self.session.interval_ns,
             clock_error_ns=self.clock_error_ns,
             lags=self.channels.lags,
         )
-
-
-def _merged(found: Iterable[Iterable[Reading]]) -> list[Reading]:
-    """Return readings once each, by series, then tick."""
-    return sorted(set(chain.from_iterable(found)), key=lambda r: (r.device, r.domain, r.source, r.tick_ns))
 
 
 def _session(sessions: Sequence[Session], node: str, end_ns: int) -> Session | None:

@@ -141,7 +141,7 @@ class Writer:
         self._awaken()
 
     def hasten(self) -> None:
-        """Have all that is queued committed within a tenth of a second: no tick replaces the reading at a window's edge."""
+        """Have all readings committed within a tenth of a second: no tick replaces one at the edge of a window."""
         if not self._hastened:
             self._hastened = True
             self._awaken()
