@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ class Crop:
 class ImageTransform(FilePipeline):
     """Random resized crop, horizontal flip and normalisation, by default as ImageNet training has them."""
 
+    labels_are_classes: ClassVar[bool] = True
     size: int = 224
     """Height and width of the result in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)

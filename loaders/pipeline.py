@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -103,6 +103,8 @@ class FilePipeline:
     """The part of pipelines whose samples are one file each."""
 
     __slots__ = ()
+    labels_are_classes: ClassVar[bool] = False
+    """Whether a batch's labels are `Samples.labels` of its ids. The harness then compares them."""
 
     def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return one sample's file, whole; raises OSError."""

@@ -42,6 +42,8 @@ class BatchRecord:
     """Seconds of preprocessing of every sample; None where the engine does not report them."""
     sync_ns: int | None = None
     """Time of the step after its own computation, until the gradients of all ranks were there; None for one rank."""
+    labels: Any = None
+    """A copy of labels of shape (n,), on their device; None of other ones."""
 
 
 def run_epoch(
@@ -75,7 +77,8 @@ def run_epoch(
         step(batch)
         finished = time.monotonic_ns()
         sync_ns = getattr(step, "sync_ns", None)
-        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s, sync_ns))
+        labels = _copy_labels(batch)
+        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s, sync_ns, labels))
         asked = finished
         if progress is not None:
             done += len(batch.ids)
@@ -85,6 +88,16 @@ def run_epoch(
     for _ in range(len(records), steps or 0):
         cast("Step", step).idle()
     return records
+
+
+def _copy_labels(batch: Batch) -> Any:
+    """Return a copy of labels of shape (n,), for the loader may use their memory again; None of other ones.
+
+    The copy of labels on a GPU stays there: to bring it here would wait for the step.
+    """
+    if np.shape(batch.labels) != (len(batch.ids),):
+        return None
+    return batch.labels.clone() if hasattr(batch.labels, "clone") else np.array(batch.labels)
 
 
 def measured_epoch(
@@ -157,11 +170,19 @@ class EnergyReader:
             agent.close()
 
 
-def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
-    """Write a line of JSON a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s, sync_s.
+def save_batches(
+    records: list[BatchRecord],
+    epoch: int,
+    path: Path,
+    losses: Sequence[float] | None = None,
+    *,
+    keeps_labels: bool = False,
+) -> None:
+    """Write a line of JSON a batch: epoch, step, samples, bytes, wait_s, step_s, ids, labels, loss, work_s, sync_s.
 
-    Not Parquet: pyarrow imports pandas to make a table, which would be memory and time of the cell. A loader of a
-    user's own may bring NumPy's numbers, lists or tensors.
+    Labels are null unless `keeps_labels`; those that are no whole number a sample are an empty list. Not Parquet:
+    pyarrow imports pandas to make a table, which would be memory and time of the cell. A loader of a user's own may
+    bring NumPy's numbers, lists or tensors.
     """
     with path.open("w", encoding="utf-8") as file:
         for step, record in enumerate(records):
@@ -173,8 +194,14 @@ def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Seq
                 "wait_s": record.wait_ns / 1e9,
                 "step_s": record.step_ns / 1e9,
                 "ids": np.asarray(record.ids).tolist(),
+                "labels": _list_labels(record.labels) if keeps_labels else None,
                 "loss": None if losses is None else losses[step],
                 "work_s": None if record.work_s is None else np.asarray(record.work_s).tolist(),
                 "sync_s": None if record.sync_ns is None else record.sync_ns / 1e9,
             }
             file.write(json.dumps(row) + "\n")
+
+
+def _list_labels(labels: Any) -> list[int]:
+    values = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels)
+    return values.tolist() if np.issubdtype(values.dtype, np.integer) else []

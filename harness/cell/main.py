@@ -164,7 +164,8 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             if not records:
                 raise CellError(_why_no_batch(spec.loader.target, loader, epoch))
             epoch_losses = None if losses is None else [float(loss) for loss in losses[seen:]]
-            save_batches(records, epoch, spec.out / f"batches-{epoch:04d}.jsonl", epoch_losses)
+            path = spec.out / f"batches-{epoch:04d}.jsonl"
+            save_batches(records, epoch, path, epoch_losses, keeps_labels=_brings_classes(workload))
             driver.send("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
         stats = loader.stats()
         accelerator = AcceleratorRecord(
@@ -185,6 +186,12 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             stats={"batches": stats.batches, "samples": stats.samples, "bytes": stats.bytes, **stats.details},
             accelerator=asdict(accelerator),
         )
+
+
+def _brings_classes(workload: Workload) -> bool:
+    from loaders.pipelines.callables import as_pipeline
+
+    return bool(getattr(as_pipeline(workload.transform), "labels_are_classes", False))
 
 
 def _agree(ranks: Ranks | None, loader: Loader, spec: CellSpec, workload: Workload) -> Ranks | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +80,7 @@ def load_cell(folder: Path) -> CellData:
         readings=readings,
         resources=resources,
         pings=pings,
-        sizes=_read_sizes(folder.parent.parent, cell.dataset),
+        **_read_samples(folder.parent.parent, cell.dataset),
     )
 
 
@@ -99,18 +99,19 @@ def _compute_checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_sizes(run: Path, dataset: DatasetRecord) -> npt.NDArray[np.int64] | None:
-    """Return the encoded bytes of the dataset's samples. None where the run's folder does not have them."""
+def _read_samples(run: Path, dataset: DatasetRecord) -> dict[str, npt.NDArray[np.int64]]:
+    """Return `sizes` and `labels` of the dataset's samples. Nothing where the run's folder does not have them."""
     path = run / "samples.parquet"
     if not path.exists():  # the name says of which dataset, where the run has several
         path = run / f"samples-{dataset.name}-{dataset.content_hash[:8]}.parquet"
     if not path.exists():
-        return None
+        return {}
     with refuse_damage(path, "resume the run, which writes it again"):
-        sizes: npt.NDArray[np.int64] = pq.read_table(path, columns=["size"])["size"].to_numpy()
+        table = pq.read_table(path, columns=["label", "size"])
+        sizes = table["size"].to_numpy()
         if (len(sizes), int(sizes.sum())) != (dataset.samples, dataset.bytes):
             raise ValueError(f"expected {dataset.samples} samples of {dataset.bytes} bytes")
-    return sizes
+    return {"sizes": sizes, "labels": table["label"].to_numpy()}
 
 
 def _read_rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
@@ -147,14 +148,15 @@ def read_batches(path: Path, seconds_per_sample: float | None = None) -> dict[in
             rank=part["rank"].to_numpy() if "rank" in part.column_names else None,
             sync_s=part["sync_s"].to_numpy() if "rank" in part.column_names else None,
             nominal_s=None if seconds_per_sample is None else part["samples"].to_numpy() * seconds_per_sample,
+            labels=_read_known(part, "labels"),
         )
     return found
 
 
-def _read_known(part: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
+def _read_known(part: pa.Table, name: str) -> npt.NDArray[Any] | None:
     """Return a column's values, flat. None where one is unknown, or where an older run has no such column."""
     if name not in part.column_names or part[name].null_count:
         return None
     column = part[name].combine_chunks()
-    values: npt.NDArray[np.float64] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+    values: npt.NDArray[Any] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
     return values

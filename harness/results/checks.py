@@ -38,7 +38,7 @@ RULES = frozenset(
         *("rtt_before", "rtt_after", "rate_before", "rate_after", "jitter_before", "jitter_after"),
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
-        *("exactly_once", "loader_bytes", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
+        *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
         *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
     }
 )
@@ -103,7 +103,8 @@ def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterabl
 
 def _list_sample_checks(data: CellData, row: EpochRow) -> Iterable[Check]:
     """Judge what came and in which order; of a loader that reads nothing in an epoch, ids and bytes are no evidence."""
-    checks = [_check_exactly_once(data, row), _check_loader_bytes(data, row), _check_shuffled(data, row)]
+    checks = [_check_exactly_once(data, row), _check_loader_bytes(data, row), _check_labels(data, row)]
+    checks.append(_check_shuffled(data, row))
     received = [] if data.cell.regime.is_local else _check_bytes(data, row, data.link.get_epoch(row.epoch).rx_bytes)
     for check in [*received, *checks]:
         yield replace(check, actual=READS_ONCE, verdict=NOT_APPLICABLE) if data.cell.reads == "once" else check
@@ -228,6 +229,26 @@ def _check_loader_bytes(data: CellData, row: EpochRow) -> Check:
         return _make_check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
     counted = int(data.batches[row.epoch].nbytes.sum())
     return _make_check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
+
+
+def _check_labels(data: CellData, row: EpochRow) -> Check:
+    """Judge the labels that came by those of the dataset; a loader that decodes nothing may bring the right ids."""
+    expected = "each sample with its label, as samples.parquet has them"
+    batches = data.batches[row.epoch]
+    if batches.labels is None:
+        return _make_check(row, "labels", expected, "not kept: no classes, or an older run", NOT_APPLICABLE)
+    if data.labels is None:
+        return _make_check(row, "labels", expected, "the run's samples.parquet is missing", UNKNOWN)
+    if len(batches.labels) != len(batches.ids):
+        return _make_check(row, "labels", expected, "batches with labels other than a whole number a sample", UNKNOWN)
+    known = (batches.ids >= 0) & (batches.ids < len(data.labels))
+    ids, found = batches.ids[known], batches.labels[known]
+    wrong = np.flatnonzero(found != data.labels[ids])
+    actual = f"{len(wrong)} of {len(ids)} wrong"
+    if len(wrong):
+        sample_id = ids[wrong[0]]
+        actual += f", the first of them {found[wrong[0]]} where sample {sample_id} has {data.labels[sample_id]}"
+    return _make_check(row, "labels", expected, actual, not len(wrong))
 
 
 def _check_shuffled(data: CellData, row: EpochRow) -> Check:

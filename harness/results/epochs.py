@@ -54,6 +54,9 @@ class EpochBatches:
     """Time of every step from the rank's own last gradient until those of all ranks were there; NaN is unknown."""
     nominal_s: npt.NDArray[np.float64] | None = None
     """Seconds that each emulated step stands for. None for real steps, and in older folders."""
+    labels: npt.NDArray[np.int64] | None = None
+    """Labels of the samples in `ids`; of fewer where a batch had others than a whole number a sample. None where the
+    workload's labels are not classes, and in older folders."""
 
     @property
     def utilisation(self) -> float | None:
@@ -109,6 +112,8 @@ class CellData:
     """Of the link while the cell used it; None where there is no link, or where an older run did not watch it."""
     sizes: npt.NDArray[np.int64] | None = None
     """Encoded bytes of each of the dataset's samples, by id; None where the run's folder does not have them."""
+    labels: npt.NDArray[np.int64] | None = None
+    """Class of each, likewise."""
 
     def readings_of(self, host: HostRecord | None) -> list[Reading]:
         """Return the readings of another host, or those of the host that trains and drives the run."""

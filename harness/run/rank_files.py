@@ -36,11 +36,12 @@ _COLUMNS: Final = [
     ("wait_s", pa.float64()),
     ("step_s", pa.float64()),
     ("ids", pa.list_(pa.int64())),
+    ("labels", pa.list_(pa.int64())),
     ("loss", pa.float64()),
     ("work_s", pa.list_(pa.float64())),
     ("sync_s", pa.float64()),
 ]
-"""Columns of the batches; ids and work_s have an item a sample."""
+"""Columns of the batches; ids, labels and work_s have an item a sample."""
 _BATCHES: Final = "batches-*.jsonl"
 
 

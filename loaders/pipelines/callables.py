@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class CallablePipeline(FilePipeline):
     numbers that the callable draws are the process's: unlike a pipeline's they do not follow from the loader's seed.
     """
 
+    labels_are_classes: ClassVar[bool] = True
     of: Callable[[Data], Data]
 
     @property

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import default_collate
@@ -23,6 +23,7 @@ class TimedPipeline(FilePipeline):
     Data are float32 of shape (n, 1), the files' lengths in MB; labels are int64 of shape (n,).
     """
 
+    labels_are_classes: ClassVar[bool] = True
     sample_s: float
     """Seconds that every sample sleeps; 0 reads alone."""
     at_once: int | None = None

@@ -22,6 +22,7 @@ def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
         wait_s=np.array(waits),
         step_s=np.array(steps),
         ids=np.arange(n * size),
+        labels=np.arange(n * size) % 4,
     )
 
 
@@ -77,6 +78,7 @@ def stored(**changes):
         batches={1: batches()},
         readings=readings(),
         sizes=np.full(6, 500),
+        labels=np.arange(6) % 4,
     )
     return replace(whole, **changes)
 

@@ -25,7 +25,7 @@ def change(data, *, cell=None, link=None, **parts):
     )
 
 
-def store_batches(records, epoch, folder, losses=None):
+def store_batches(records, epoch, folder, losses=None, *, keeps_labels=False):
     """Write the batches of an epoch as a cell and its driver do."""
-    save_batches(records, epoch, folder / f"batches-{epoch:04d}.jsonl", losses)
+    save_batches(records, epoch, folder / f"batches-{epoch:04d}.jsonl", losses, keeps_labels=keeps_labels)
     pq.write_table(join_batches([folder]), folder / "batches.parquet")

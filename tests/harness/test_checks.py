@@ -327,7 +327,7 @@ def test_a_sensor_that_is_lost_within_an_epoch_warns(stored):
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
 def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
     data = stored()
-    data = replace(data, batches={1: replace(data.batches[1], ids=np.array(ids))})
+    data = replace(data, batches={1: replace(data.batches[1], ids=np.array(ids), labels=None)})
     assert verdicts(data)[1]["exactly_once"] == "fail"
 
 
@@ -354,7 +354,7 @@ def test_without_the_samples_sizes_a_row_s_bytes_are_unproven(stored):
 def test_an_epoch_that_comes_in_the_order_of_an_earlier_one_is_no_epoch_of_its_own(many, verdict, stored):
     first = stored()
     ids = np.random.default_rng(0).permutation(many)
-    one = replace(first.batches[1], ids=ids, nbytes=np.array([500 * many]))
+    one = replace(first.batches[1], ids=ids, labels=None, nbytes=np.array([500 * many]))
     second = [{**event, "epoch": 2} for event in first.events]
     data = change(
         first,
@@ -372,11 +372,12 @@ def skipping(data, ids, *, told, count=None, policy="skip"):
     """Return a cell in which some ids came, and its loader told of samples that it left out."""
     event = {"event": "skipped", "epoch": 1, "utc_ns": START_TICK, "mono_ns": 0}
     event |= {"count": len(told) if count is None else count, "samples": {str(i): "is broken" for i in told}}
+    nbytes = np.full(len([i for i in ids if i < 6]), 500)
     return change(
         data,
         cell={"on_error": policy},
         events=[*data.events, event],
-        batches={1: replace(data.batches[1], ids=np.array(ids), nbytes=np.full(len([i for i in ids if i < 6]), 500))},
+        batches={1: replace(data.batches[1], ids=np.array(ids), labels=np.array(ids) % 4, nbytes=nbytes)},
     )
 
 
@@ -485,7 +486,7 @@ def test_first_epochs_are_compared_with_first_epochs_for_their_spread(stored):
         data = stored()
         later = [{**event, "epoch": 2} for event in data.events]
         later[1]["duration_ns"] = 2 * S
-        batches = {1: data.batches[1], 2: replace(data.batches[1], ids=data.batches[1].ids[::-1])}
+        batches = {1: data.batches[1], 2: replace(data.batches[1], ids=data.batches[1].ids[::-1], labels=None)}
         cell = {"cell_id": f"c{repeat}", "repeat": repeat}
         cells.append(change(data, cell=cell, events=[*data.events, *later], batches=batches))
     _, checks = judge(cells, [row for c in cells for row in make_epoch_rows(c)], Tolerances())

@@ -3,7 +3,7 @@
 import json
 import os
 
-import pyarrow as pa
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
@@ -17,6 +17,7 @@ from harness.errors import ResultsError
 from harness.results.cell_folder import write_manifest
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
+from loaders.base import Samples
 from tests.harness.records import change, store_batches
 
 LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
@@ -30,10 +31,17 @@ def write_cell(results, data, repeat, **changed):
     write_json(folder / "cell.json", change(data, cell=changed).cell)
     write_json(folder / "link.json", {})
     save_events(list(data.events), folder / "events.parquet")
-    records = [BatchRecord(10**9, 10**9, 1000, ids, None) for ids in data.batches[1].ids.reshape(3, 2)]
-    store_batches(records, 1, folder)
+    batches = data.batches[1]
+    pairs = zip(batches.ids.reshape(3, 2), batches.labels.reshape(3, 2), strict=True)
+    records = [BatchRecord(10**9, 10**9, 1000, ids, None, labels=labels) for ids, labels in pairs]
+    store_batches(records, 1, folder, keeps_labels=True)
     save_readings(list(data.readings), folder / "energy.parquet")
     return cell_id
+
+
+def write_samples(results, sizes):
+    names = [f"{n}.jpg" for n in range(len(sizes))]
+    Samples(results.folder, names, np.arange(len(sizes)) % 4, np.array(sizes)).save(results.folder / "samples.parquet")
 
 
 def write_plan(results, cell_ids):
@@ -50,7 +58,7 @@ def results(tmp_path, stored):
     cells = [write_cell(results, stored(), repeat) for repeat in (1, 2)]
     write_plan(results, cells)
     OmegaConf.save(LIMITS, results.config)
-    pq.write_table(pa.table({"size": pa.array([500] * 6, pa.int64())}), results.folder / "samples.parquet")
+    write_samples(results, [500] * 6)
     return results
 
 
@@ -147,7 +155,7 @@ def test_damaged_samples_are_no_fault_of_any_cell(results):
 
 
 def test_sizes_of_other_samples_are_one_error(results):
-    pq.write_table(pa.table({"size": pa.array([500] * 5 + [501], pa.int64())}), results.folder / "samples.parquet")
+    write_samples(results, [500] * 5 + [501])
     with pytest.raises(ResultsError, match=r"samples\.parquet: .*6.*3000"):
         collect(results)
 

@@ -22,6 +22,7 @@ from loaders.image import epoch_order
 from tests.harness.records import store_batches
 
 N, SIZE, EPOCHS = 96, 1000, 2
+LABELS = np.arange(N) % 7
 LENIENT = Tolerances(others_cpu_pct=100, others_cpus=1000, steal_pct=100)
 
 
@@ -32,7 +33,7 @@ class Honest:
         yield from map(self.batch, np.split(epoch_order(N, seed=0, epoch=epoch), N // 8))
 
     def batch(self, ids):
-        return Batch(ids, torch.zeros(len(ids), 1), torch.zeros(len(ids)), SIZE * len(ids))
+        return Batch(ids, torch.zeros(len(ids), 1), torch.from_numpy(LABELS[ids % N]), SIZE * len(ids))
 
 
 class Losing(Honest):
@@ -89,6 +90,38 @@ class OfAnotherEpoch(Honest):
         yield from map(self.batch, np.split(parts, len(parts) // 8))
 
 
+class DecodingNothing(Honest):
+    """Brings the right ids and label 0."""
+
+    def batch(self, ids):
+        return replace(super().batch(ids), labels=torch.zeros(len(ids), dtype=torch.int64))
+
+
+class OneLabelOff(Honest):
+    def batch(self, ids):
+        return replace(super().batch(ids), labels=torch.from_numpy(np.where(ids == 5, 6, LABELS[ids])))
+
+
+class Reusing(Honest):
+    """Brings each batch in the memory of the one before."""
+
+    def epoch(self, epoch):
+        memory = torch.empty(8, dtype=torch.int64)
+        for batch in super().epoch(epoch):
+            yield replace(batch, labels=memory.copy_(batch.labels))
+        memory.zero_()
+
+
+class OfOtherForm(Honest):
+    """Brings what is no whole number a sample."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def batch(self, ids):
+        return replace(super().batch(ids), labels=self.labels(len(ids)))
+
+
 class Empty(Honest):
     """Names samples for which it brings no data."""
 
@@ -96,19 +129,19 @@ class Empty(Honest):
         return replace(super().batch(ids), data=torch.zeros(1, 1))
 
 
-def stored_run(folder, loader, cell):
+def stored_run(folder, loader, cell, keeps_labels=True):
     """Run the epochs as a cell does and store what it stores; return the cell as it is judged."""
     run, out = folder, folder / "cells" / "liar"
     out.mkdir(parents=True)
     cell["cell_id"] = "liar"
     samples = tuple(f"{n}.jpg" for n in range(N))
-    Samples(run, samples, np.zeros(N, np.int64), np.full(N, SIZE)).save(run / "samples.parquet")
+    Samples(run, samples, LABELS, np.full(N, SIZE)).save(run / "samples.parquet")
     with EventLog(out / "events.jsonl") as log:
         for epoch in range(1, EPOCHS + 1):
             records = measured_epoch(
                 loader, lambda batch: None, epoch, log, CellCounters(None, None), lambda done: None
             )
-            store_batches(records, epoch, out)
+            store_batches(records, epoch, out, keeps_labels=keeps_labels)
     save_events(read_events(out / "events.jsonl"), out / "events.parquet")
     save_readings([], out / "energy.parquet")
     (out / "link.json").write_text("{}")
@@ -118,13 +151,14 @@ def stored_run(folder, loader, cell):
 
 @pytest.fixture
 def judged(tmp_path, stored):
-    def of(loader):
+    def of(loader, keeps_labels=True):
         cell = asdict(stored().cell)
         cell["energy"] = {"interval_ms": 100.0, "series": []}
         cell["dataset"] = {"name": "tiny", "samples": N, "bytes": N * SIZE}
-        data = stored_run(tmp_path, loader, cell)
+        data = stored_run(tmp_path, loader, cell, keeps_labels)
         rows, checks = judge([data], make_epoch_rows(data), LENIENT)
         failed = {(check.epoch, check.rule) for check in checks if check.verdict in ("fail", "unknown")}
+        of.labels = [check for check in checks if check.rule == "labels"]
         return rows, failed
 
     return of
@@ -147,6 +181,8 @@ def test_an_honest_loader_s_rows_are_valid(judged):
         (Understating, {(1, "loader_bytes"), (2, "loader_bytes")}),
         (Replaying, {(2, "shuffled")}),
         (OfAnotherEpoch, {(1, "exactly_once"), (2, "exactly_once")}),
+        (DecodingNothing, {(1, "labels"), (2, "labels")}),
+        (OneLabelOff, {(1, "labels"), (2, "labels")}),
     ],
 )
 def test_no_row_of_a_lie_is_valid(liar, rules, judged):
@@ -154,6 +190,35 @@ def test_no_row_of_a_lie_is_valid(liar, rules, judged):
     assert rules <= failed
     assert all(row.bytes <= EPOCHS * N * SIZE for row in rows)
     assert {row.epoch for row in rows if row.valid != "valid"} == {epoch for epoch, _ in rules}
+
+
+def test_a_wrong_label_is_named_with_its_sample(judged):
+    judged(OneLabelOff())
+    assert {check.actual for check in judged.labels} == {"1 of 96 wrong, the first of them 6 where sample 5 has 5"}
+
+
+def test_a_loader_may_use_the_memory_of_its_labels_again(judged):
+    assert judged(Reusing())[1] == set()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [torch.zeros, lambda n: torch.zeros(n, 3, dtype=torch.int64), lambda n: None, lambda n: torch.zeros(n + 1).long()],
+    ids=["floats", "several a sample", "none", "one too many"],
+)
+def test_labels_of_another_form_are_not_judged_wrong(labels, judged):
+    judged(OfOtherForm(labels))
+    assert [check.verdict for check in judged.labels] == ["unknown", "unknown"]
+
+
+def test_labels_given_as_an_array_are_compared(judged):
+    judged(OfOtherForm(lambda n: np.zeros(n, np.int32)))
+    assert [check.verdict for check in judged.labels] == ["fail", "fail"]
+
+
+def test_labels_of_a_workload_without_classes_are_not_compared(judged):
+    assert judged(DecodingNothing(), keeps_labels=False)[1] == set()
+    assert {check.verdict for check in judged.labels} == {"not applicable"}
 
 
 def test_ids_without_data_fail_the_cell(judged):

@@ -59,7 +59,10 @@ class FaultyLoader(FileLoader):
                     self._samples.read(sample)
             nbytes = self._samples.encoded_bytes(ids[ids < n])
             nbytes += fault == "miscounts"
-            yield Batch(ids, torch.zeros(len(ids), 1), torch.zeros(len(ids)), nbytes)
+            labels = torch.from_numpy(self._samples.labels[ids % n])
+            if fault == "decodes nothing":
+                labels = torch.zeros_like(labels)
+            yield Batch(ids, torch.zeros(len(ids), 1), labels, nbytes)
             if not start:
                 self._ask(fault)
         if fault in ("steal", "loses time"):

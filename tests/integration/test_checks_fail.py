@@ -60,6 +60,7 @@ FAULTS = {
     "repeats": ("exactly_once",),
     "invents": ("exactly_once",),
     "miscounts": ("loader_bytes",),
+    "decodes nothing": ("labels",),
     "replays": ("shuffled",),
     "reads ahead": ("early_work",),
     "lost sensor": ("sensors", "missed_ticks"),
