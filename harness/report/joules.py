@@ -18,6 +18,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "net": "net: beyond what the hosts draw idle",
     "stalled": "stalled: of the accelerator, while the step waited for batches",
     "loader": "the others: CPU joules net of idle by CPU time; loader: with its step",
+    "loader gross": "gross: CPU joules by CPU time, the idle ones too; loader: with its step",
 }
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {"net": DOMAINS, "stalled": ("gpu",), "cost": DOMAINS, "g CO2": DOMAINS}
 """The domains that a column is made of; the others are of the CPU."""
@@ -34,7 +35,8 @@ def make_joule_table(results: Results, groups: Sequence[Group], workload: str) -
         known = [compute_median(group.rows, value) for group in here]
         if any(one is not None for one in known):
             estimated = any(group.estimated.intersection(_SOURCES.get(head, ("cpu",))) for group in here)
-            heads.append(f"{head} est." if estimated else head)
+            gross = head in PARTS and any(_is_gross(row) for group in here for row in group.rows)
+            heads.append(head + " gross" * gross + " est." * estimated)
             write = _write_amount if head in ("cost", "g CO2") else _write_joules
             cells.append([write(one) for one in known])
     if not heads:
@@ -66,6 +68,11 @@ def _measures(results: Results) -> dict[str, Callable[[EpochRow], float | None]]
         **{name: _make_part(name) for name in PARTS if name not in ("monitor", "other")},
         **{name: _make_part(name) for name in ("other", "monitor")},
     }
+
+
+def _is_gross(row: EpochRow) -> bool:
+    # Rows of older runs have parts of net joules alone, and no cpu_net_j.
+    return row.other_j is not None and row.cpu_net_j is None and row.net_j is None
 
 
 def _make_amount(per_kwh: float) -> Callable[[EpochRow], float | None]:

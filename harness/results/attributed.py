@@ -1,4 +1,4 @@
-"""What the joules of an epoch were for: what the CPU worked for, net of idle, and waiting for batches; pure."""
+"""What the joules of an epoch were for: what the CPU worked for, and waiting for batches; pure."""
 
 from __future__ import annotations
 
@@ -46,25 +46,33 @@ def make_emulated_idle(accelerator: AcceleratorRecord, devices: Iterable[str]) -
     return [Baseline(EMULATED, one, "gpu", "estimate", 0, 0, accelerator.idle_w, None) for one in devices]
 
 
-def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None]) -> Parts:
-    """Divide a host's CPU joules, net of idle, among `PARTS` by their CPU time; the parts add up to them.
+def has_baseline(cell: CellRecord) -> bool:
+    """Return whether the idle power of any of a cell's hosts was measured."""
+    return bool(cell.energy.idle) or any(host.idle for host in cell.hosts)
+
+
+def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool) -> Parts:
+    """Divide a host's CPU joules among `PARTS` by their CPU time; the parts add up to them.
 
     A part whose CPU time is unknown, or that has no process of its own, is None and belongs to `other`. All are None
-    where the joules are unknown, or where the processors did nothing.
+    where the joules are unknown or negative, as those net of the power of a host that was not idle, or where the
+    processors did nothing.
 
     Args:
         energy: the host's energy.
         busy_s: CPU time of all of its processors.
         used_s: CPU time by part.
+        net: whether joules net of idle are divided, or all.
     """
-    net_j = next((one.net_j for one in energy.components if one.name == "cpu"), None)
-    if net_j is None or busy_s <= 0:
+    cpu = next((one for one in energy.components if one.name == "cpu"), None)
+    joules = None if cpu is None else cpu.net_j if net else cpu.joules
+    if joules is None or joules < 0 or busy_s <= 0:
         return dict.fromkeys(PARTS)
     known = {name: value for name, value in used_s.items() if value is not None and name in PARTS}
     # The counters of processes and of the host are not read at one instant. The rule `cpu_parts` shows an excess.
     whole_s = max(busy_s, sum(known.values()))
-    parts = {name: net_j * value / whole_s for name, value in known.items()}
-    return {**dict.fromkeys(PARTS), **parts, "other": net_j - sum(parts.values())}
+    parts = {name: joules * value / whole_s for name, value in known.items()}
+    return {**dict.fromkeys(PARTS), **parts, "other": joules - sum(parts.values())}
 
 
 def count_cpu_s(

@@ -73,9 +73,14 @@ class EpochRow:
     """`total_j` per sample, likewise."""
     stalled_j: float | None = None
     """Joules of the accelerator while the step waited for batches. None where no board is measured or emulated."""
+    cpu_net_j: float | None = None
+    """`cpu_j` without what the CPUs draw idle; may be negative. None without a baseline, as `idle_j`."""
+    idle_j: float | None = None
+    """What the CPUs draw idle: `cpu_j` is `cpu_net_j` and this."""
     loader_j: float | None = None
-    """CPU joules net of idle of the cell and its workers, by CPU time; the following five are those of others. The six
-    add up to the CPU's. None for what has no process of its own."""
+    """CPU joules of the cell and its workers, by CPU time; the following five are those of others. The six add up to
+    `cpu_net_j`, and to `cpu_j` where no baseline was taken. All are None where the host was not idle meanwhile, and one
+    is None for what has no process of its own."""
     daemon_j: float | None = None
     mount_j: float | None = None
     link_j: float | None = None

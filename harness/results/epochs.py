@@ -11,8 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Channels, Component, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
-from energymon.analysis.attribution import add_up
+from energymon import Channels, Component, Domain, Energy, NodeEnergy, Reading, add_up, channels_of, energy_of
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
@@ -22,6 +21,7 @@ from harness.results.attributed import (
     add_parts,
     count_cpu_s,
     divide_cpu_joules,
+    has_baseline,
     leave_busy_baselines_out,
     make_emulated_idle,
     measure_stalled_joules,
@@ -143,9 +143,10 @@ def make_epoch_rows(data: CellData, max_idle_util: float = 1.0) -> list[EpochRow
 
     A baseline is none where processors were busier than `max_idle_util` meanwhile, 0 to 1; default: any use will do.
     """
+    net = has_baseline(data.cell)
     data = replace(data, cell=leave_busy_baselines_out(data.cell, max_idle_util))
     edges = find_epoch_edges(data.events)
-    return [_make_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
+    return [_make_row(data, start, end, data.batches[epoch], net) for epoch, (start, end) in edges.items()]
 
 
 def find_epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
@@ -183,7 +184,8 @@ def compute_gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float 
     return sum(known) / len(known) if known else None
 
 
-def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches) -> EpochRow:
+def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches, net: bool) -> EpochRow:
+    """Return the row of an epoch; with `net` the parts of its CPU joules are net of idle, or else unknown."""
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), data.count_bytes(start["epoch"])
@@ -200,9 +202,10 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     known = [c for c in energy if c.name != "total" and c.joules is not None]
     joules = {c.name: c.joules for c in energy}
     total = next((c for c in energy if c.name == "total"), None)
-    parts = divide_cpu_joules(lead, *count_cpu_s(data.events, start, end))
+    cpu = next((c for c in energy if c.name == "cpu"), None)
+    parts = divide_cpu_joules(lead, *count_cpu_s(data.events, start, end), net=net)
     if cell.hosts:
-        parts = _divide_by_host(cell, lead, others, start["epoch"])
+        parts = _divide_by_host(cell, lead, others, start["epoch"], net)
     by_part: dict[str, Any] = {f"{name}_j": value for name, value in parts.items()}
     return EpochRow(
         cell_id=cell.cell_id,
@@ -240,18 +243,22 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         net_j=total.net_j if total else None,
         j_per_gb=_divide(total, nbytes / 1e9),
         j_per_sample=_divide(total, samples),
+        cpu_net_j=cpu.net_j if cpu else None,
+        idle_j=cpu.idle_j if cpu else None,
         stalled_j=_stalled_joules(data, own, lead, start, batches),
         **by_part,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
     )
 
 
-def _divide_by_host(cell: CellRecord, lead: NodeEnergy, others: Mapping[str, NodeEnergy], epoch: int) -> Parts:
-    """Divide the net CPU joules of each host by the CPU time there."""
+def _divide_by_host(
+    cell: CellRecord, lead: NodeEnergy, others: Mapping[str, NodeEnergy], epoch: int, net: bool
+) -> Parts:
+    """Divide the CPU joules of each host by the CPU time there."""
     own = next((host for host in cell.host_cpu_s if host not in others), "")
     used = {host: cell.host_cpu_s.get(host, {}).get(epoch, {}) for host in (own, *others)}
     energies = {own: lead, **others}
-    return add_parts([divide_cpu_joules(energies[host], of.get("busy", 0.0), of) for host, of in used.items()])
+    return add_parts([divide_cpu_joules(energies[host], of.get("busy", 0.0), of, net=net) for host, of in used.items()])
 
 
 def compute_epoch_energy(

@@ -35,10 +35,33 @@ def test_net_joules_are_those_beyond_what_the_host_draws_idle(stored):
     assert (row.total_j, row.net_j) == (pytest.approx(400.0), pytest.approx(400.0 - 4 * 40.0))
 
 
-@pytest.mark.parametrize("idle", [[], [baseline(device="package-1")]])
-def test_without_a_baseline_of_every_part_net_joules_and_their_parts_are_unknown(stored, idle):
+def test_without_a_baseline_of_every_part_net_joules_and_their_parts_are_unknown(stored):
+    idle = [baseline(device="package-1")]
     (row,) = make_epoch_rows(with_baseline(stored(), idle=idle, counters={"cell_cpu_s": 1.0}))
-    assert row.net_j is None
+    assert row.net_j is row.cpu_net_j is row.idle_j is None
+    assert set(parts_of(row).values()) == {None}
+
+
+def test_where_no_baseline_was_taken_all_cpu_joules_go_by_cpu_time(stored):
+    (row,) = make_epoch_rows(with_baseline(stored(), idle=[], counters={"cell_cpu_s": 3.0, "cpu_steal_s": 0.0}))
+    assert row.net_j is row.cpu_net_j is row.idle_j is None
+    assert (row.loader_j, row.other_j) == (pytest.approx(300.0), pytest.approx(100.0))
+    assert row.loader_j + row.other_j == pytest.approx(row.cpu_j)
+
+
+def test_the_parts_add_up_to_the_cpu_s_net_joules_and_these_with_idle_ones_to_all(stored, readings):
+    board = readings("nvml-counter", "gpu", 60.0, "gpu-0")
+    idle = [baseline(), baseline(20.0, "gpu", "gpu-0", "nvml-counter")]
+    data = with_baseline(stored(readings=readings() + board), idle=idle, counters={"cell_cpu_s": 2.0})
+    (row,) = make_epoch_rows(data)
+    assert (row.cpu_net_j, row.idle_j) == (pytest.approx(240.0), pytest.approx(160.0))
+    assert row.cpu_net_j + row.idle_j == pytest.approx(row.cpu_j)
+    assert sum(part for part in parts_of(row).values() if part) == pytest.approx(row.cpu_net_j)
+
+
+def test_joules_below_those_of_a_baseline_that_was_not_idle_have_no_parts(stored):
+    (row,) = make_epoch_rows(with_baseline(stored(), idle=[baseline(110.0)], counters={"cell_cpu_s": 1.0}))
+    assert row.cpu_net_j == pytest.approx(-40.0)
     assert set(parts_of(row).values()) == {None}
 
 
@@ -155,5 +178,7 @@ def test_without_an_accelerator_nothing_is_stalled(stored, readings, kind):
 def test_a_host_that_was_busy_has_no_idle_baseline(stored):
     data = with_baseline(stored())
     busy = change(data, cell={"energy": {"idle_cpu_util": 0.3}})
-    assert make_epoch_rows(busy, 0.1)[0].net_j is None
+    (row,) = make_epoch_rows(busy, 0.1)
+    assert row.net_j is row.cpu_net_j is row.idle_j is None
+    assert set(parts_of(row).values()) == {None}
     assert make_epoch_rows(busy, 0.3)[0].net_j == pytest.approx(240.0)

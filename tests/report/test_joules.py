@@ -39,6 +39,15 @@ def test_each_column_that_contains_an_estimate_says_so(build):
     assert "no sensor measured" in explain_joules(found)
 
 
+def test_parts_of_all_joules_say_so(build):
+    builder = folder(build)
+    for row in builder.rows.values():
+        row.update(net_j=None)
+    found = table(builder.write())
+    assert found.columns == ("joules", "stalled", "loader gross", "mount gross", "link gross", "other gross")
+    assert "the idle ones too" in explain_joules(found)
+
+
 def test_money_and_grams_are_those_of_all_joules_where_their_price_is_set(build):
     builder = folder(build, price_per_kwh=0.3, gco2_per_kwh=400.0)
     for row in builder.rows.values():
