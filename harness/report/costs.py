@@ -15,12 +15,12 @@ from harness.results.reader import Results
 
 
 def _milliseconds(value: float) -> str:
-    return f"{significant(1e3 * value)} ms"
+    return significant(1e3 * value)
 
 
 _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
-    "CPU user": ("cpu_user_s", _milliseconds, "samples"),
-    "CPU system": ("cpu_system_s", _milliseconds, "samples"),
+    "CPU user, ms a sample": ("cpu_user_s", _milliseconds, "samples"),
+    "CPU system, ms a sample": ("cpu_system_s", _milliseconds, "samples"),
     "memory": ("pss_peak_bytes", megabytes, ""),
     "GPU memory": ("gpu_mem_peak_bytes", megabytes, ""),
     "disk reads": ("read_amplification", factor, ""),
@@ -30,7 +30,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "set-up": "set-up: making the loader, before the first epoch",
     "first epoch": "first epoch: of each cell, not in the medians",
     "of bound": "of bound: throughput over that of one batch that is made before the epochs",
-    "CPU user": "CPU: of loader and step, a sample",
+    "CPU user, ms a sample": "CPU: of loader and step",
     "memory": "memory: of the cell's processes, shared pages once, the most that was seen",
     "disk reads": "disk reads: where the samples are stored, over the samples' bytes",
 }

@@ -66,8 +66,6 @@ class Slowdown:
     """Ratio of the medians; None when either is missing."""
     paper: float | None
     """The same ratio of the paper's figure; None where the paper has no such loader or regime."""
-    trusted: bool
-    """Whether both medians come from valid rows."""
 
 
 @lru_cache(maxsize=8)
@@ -121,7 +119,6 @@ def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: 
         near,
         ours=compute_ratio(at_far, at_near),
         paper=known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None,
-        trusted=bool(at_near and at_far and at_near.trusted and at_far.trusted),
     )
 
 

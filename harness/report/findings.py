@@ -51,7 +51,8 @@ def write_headline(results: Results, groups: Sequence[Group]) -> str:
         return "No epoch passed every validity rule: nothing below is a result."
     far = [one for one in compare_distances(results, groups, workload) if one.regime == results.regimes[-1]]
     known = sorted(
-        ((one.ours, one.loader) for one in far if one.ours is not None and one.trusted), key=lambda pair: pair[0].value
+        ((one.ours, one.loader) for one in far if one.ours is not None and one.ours.trusted),
+        key=lambda pair: pair[0].value,
     )
     if known:
         way = _way(labels[far[0].near], labels[far[0].regime])
@@ -59,13 +60,18 @@ def write_headline(results: Results, groups: Sequence[Group]) -> str:
         return f"Going {way} multiplies the epoch time by {_join(parts)}."
     nearest = [group for group in measured if group.trusted and group.workload == workload]
     regime = nearest[0].regime
-    times = sorted((group.time_s.median, group.loader) for group in nearest if group.regime == regime and group.time_s)
+    here = [(group, group.time_s.median) for group in nearest if group.regime == regime and group.time_s]
+    all_single = all(group.repeats == 1 for group, _ in here)
+    times = []
+    for group, median in sorted(here, key=lambda one: one[1]):
+        single = " (one repeat)" if group.repeats == 1 and not all_single else ""
+        times.append((spell(group.loader), f"{_unbroken(seconds(median))}{single}"))
+    takes = f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes"
+    takes += " in one repeat" if all_single else ""
     if len(times) > _MOST_NAMED:
-        (least, quick), (most, slow) = times[0], times[-1]
-        span = f"from {_unbroken(seconds(least))} with {spell(quick)} to {_unbroken(seconds(most))} with {spell(slow)}"
-        return f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes {span}."
-    parts = [f"{spell(loader)} {_unbroken(seconds(time))}" for time, loader in times]
-    return f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes: {_join(parts)}."
+        (quick, least), (slow, most) = times[0], times[-1]
+        return f"{takes} from {least} with {quick} to {most} with {slow}."
+    return f"{takes}: {_join([f'{name} {time}' for name, time in times])}."
 
 
 def make_cards(results: Results, groups: Sequence[Group], workload: str) -> tuple[Card, ...]:

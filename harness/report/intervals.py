@@ -47,6 +47,10 @@ class Ratio:
     value: float
     interval: Interval | None
     """Its 95 % interval over repeats; None where either median is of one repeat, and of a median over itself."""
+    is_single: bool = False
+    """Whether it has none because a median is of one repeat: whether it is a difference is not known."""
+    trusted: bool = True
+    """Whether both medians are of valid rows."""
 
     @property
     def is_noise(self) -> bool:

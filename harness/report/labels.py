@@ -83,6 +83,13 @@ def ratio(found: Ratio | None) -> str:
     return UNKNOWN if found is None else f"{'≈' if found.is_noise else ''}{factor(found.value)}"
 
 
+def marked_ratio(found: Ratio | None) -> str:
+    """Write a ratio as tables do: with † where a median is not of valid rows, or else * where one is of one repeat."""
+    if found is None:
+        return UNKNOWN
+    return ratio(found) + ("*" * found.is_single if found.trusted else "†")
+
+
 def span(found: Ratio | None) -> str:
     """Write the 95 % interval of a ratio; empty where it has none."""
     if found is None or found.interval is None:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from harness.report.caveats import list_caveats
 from harness.report.claims import Claim
 from harness.report.costs import explain_costs, make_cost_table
-from harness.report.distance import Slowdown, compare_distances
+from harness.report.distance import compare_distances
 from harness.report.figures import BrokenFigure, Drawn
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.findings import make_cards, write_headline
@@ -24,8 +24,8 @@ from harness.report.labels import (
     UNKNOWN,
     factor,
     joules,
+    marked_ratio,
     percent,
-    ratio,
     regime_labels,
     seconds,
     significant,
@@ -39,7 +39,7 @@ from harness.report.summary import (
     choose_base,
     compute_ratio,
     describe_medians,
-    explain_noise,
+    explain_marks,
     find,
     summarise,
 )
@@ -67,7 +67,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         lstrip_blocks=True,
     )
     environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent, "factor": factor}
-    environment.filters |= {"significant": significant, "ratio": ratio, "span": span}
+    environment.filters |= {"significant": significant, "ratio": marked_ratio, "span": span}
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,
@@ -96,7 +96,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
         read_joules=lambda row: row.total_j,
-        noise=explain_noise(groups),
+        marks=explain_marks(groups),
         medians=describe_medians(groups),
         explain_costs=explain_costs,
         explain_joules=explain_joules,
@@ -131,24 +131,21 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
         "compared": choose_base(results),
         "near": labels[far[0].near] if far else "",
         "regimes": [labels[regime] for regime in results.regimes[1:]] if any(one.ours for one in far) else [],
-        "distance": [(loader, [_slowdown(one) for one in far if one.loader == loader]) for loader in results.readers]
+        "distance": [(loader, [one for one in far if one.loader == loader]) for loader in results.readers]
         if far
         else [],
         "has_paper": any(one.paper is not None for one in far),
     }
 
 
-def _slowdown(one: Slowdown) -> tuple[str, str, str, bool]:
-    return ratio(one.ours), span(one.ours), factor(one.paper), one.trusted
-
-
 def _inline_svg(figure: Drawn) -> Markup:
-    """Return a saved SVG fit to stand in HTML: no prologue, a width of its own, the page's colours."""
+    """Return a saved SVG fit to stand in HTML: no prologue, the drawn width as `--drawn`, the page's colours."""
     text = figure.svg.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     head, rest = text.split(">", 1)
-    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+    head = re.sub(r'\swidth="([^"]*)"', r' style="--drawn: \1"', head)
+    head = re.sub(r'\sheight="[^"]*"', "", head)
     for colour, name in _THEMED.items():
         rest = rest.replace(colour, f"var({name})")
     return Markup(f'{head} role="img" aria-label="{escape(figure.title)}">{rest}')  # noqa: S704  our own file

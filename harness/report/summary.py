@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from harness.report.intervals import Ratio, compare_cells
@@ -80,6 +80,11 @@ class Group:
     def trusted(self) -> bool:
         """Whether the figures come from valid rows."""
         return any(row.is_valid for row in self.rows)
+
+    @property
+    def repeats(self) -> int:
+        """Cells behind the figures."""
+        return len({row.cell_id for row in self.rows})
 
 
 def summarise(results: Results) -> tuple[Group, ...]:
@@ -157,7 +162,15 @@ def compute_ratio(
     if above is None or below is None:
         return None
     found = compare_cells(_by_cell(above, read), _by_cell(below, read))
-    return replace(found, interval=None) if found is not None and above is below else found
+    if found is None:
+        return None
+    interval, is_own = found.interval, above is below
+    return Ratio(
+        found.value,
+        None if is_own else interval,
+        is_single=interval is None and not is_own,
+        trusted=above.trusted and below.trusted,
+    )
 
 
 def _by_cell(group: Group, read: Callable[[EpochRow], float | None]) -> list[list[float]]:
@@ -179,8 +192,10 @@ def choose_base(results: Results) -> str | None:
     return results.streaming or readers[0]
 
 
-def explain_noise(groups: Iterable[Group]) -> str:
-    """Return how ratios that are a difference are distinguished from noise."""
-    if all(len({row.cell_id for row in group.rows}) < 2 for group in groups):
-        return "without an interval, for there is one repeat"
-    return "≈ where its 95 % interval over repeats holds 1: no difference was found"
+def explain_marks(groups: Iterable[Group]) -> str:
+    """Return what the marks of ratios mean: which is a difference, which is noise, and of which neither is known."""
+    repeats = [group.repeats for group in groups if group.measured]
+    one = "* where a median is of one repeat: it has no interval"
+    several = "≈ where its 95 % interval over repeats holds 1: no difference was found"
+    marks = [several] * (max(repeats, default=0) > 1) + [one] * (min(repeats, default=0) < 2)
+    return ", ".join(marks)

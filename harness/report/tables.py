@@ -23,8 +23,8 @@ from harness.report.labels import (
     UNKNOWN,
     factor,
     joules,
+    marked_ratio,
     percent,
-    ratio,
     regime_labels,
     seconds,
     significant,
@@ -39,7 +39,7 @@ from harness.report.summary import (
     choose_base,
     compute_ratio,
     describe_medians,
-    explain_noise,
+    explain_marks,
     find,
     summarise,
 )
@@ -147,11 +147,11 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
                 Text(spell(group.loader), "cyan" if group.loader == results.streaming else ""),
                 *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
             ]
-            cells += _ratio(group, base, compute_ratio(group, base), columns)
+            cells += _ratio(compute_ratio(group, base), columns)
             estimate = bool(group.estimated) and not all_estimated
             total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
             cells += _stat(group, group.total_j, total)[spread]
-            cells += _ratio(group, base, compute_ratio(group, base, lambda row: row.total_j), columns)
+            cells += _ratio(compute_ratio(group, base, lambda row: row.total_j), columns)
             if wide:
                 cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
             first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
@@ -170,14 +170,13 @@ def _stat(group: Group, stat: Stat | None, text: str) -> list[str | Text]:
     return [Text(text, style), Text(percent(spread), "yellow" if wide_spread and group.trusted else "dim")]
 
 
-def _ratio(group: Group, base: Group | None, found: Ratio | None, columns: frozenset[str]) -> list[str | Text]:
-    trusted = group.trusted and base is not None and base.trusted
-    texts = {_RATIO: Text(ratio(found), _ratio_style(found, trusted)), _INTERVAL: Text(span(found), "dim")}
+def _ratio(found: Ratio | None, columns: frozenset[str]) -> list[str | Text]:
+    texts = {_RATIO: _ratio_text(found), _INTERVAL: Text(span(found), "dim")}
     return [text for name, text in texts.items() if name in columns]
 
 
-def _ratio_style(found: Ratio | None, trusted: bool) -> str:
-    return "dim" if not trusted or found is None or found.is_noise else ""
+def _ratio_text(found: Ratio | None) -> Text:
+    return Text(marked_ratio(found), "dim" if found is None or found.is_noise or not found.trusted else "")
 
 
 def _valid(group: Group) -> Text:
@@ -205,11 +204,11 @@ def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) 
     if _SPREAD in columns and any(count > 1 for count in counts):
         parts.append("spread: largest − smallest, of the median")
     if _RATIO in columns and (base := choose_base(results)) is not None:
-        parts.append(f"ratio: to {spell(base)} in the same regime, {explain_noise(groups)}")
+        parts.append(f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}")
     if _all_estimated(groups):
         parts.append("estimate: joules that no sensor measured")
     if any(group.measured and not group.trusted for group in groups):
-        parts.append("†: no valid row, medians of the invalid ones")
+        parts.append("†: no valid row behind it, but invalid ones")
     return Text("; ".join(parts) + ".", "dim")
 
 
@@ -226,7 +225,7 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
     for loader in results.readers:
         row: list[str | Text] = []
         for slowdown in (one for one in found if one.loader == loader):
-            row.append(Text(ratio(slowdown.ours), _ratio_style(slowdown.ours, slowdown.trusted)))
+            row.append(_ratio_text(slowdown.ours))
             if has_paper:
                 row.append(factor(slowdown.paper))
         table.add_row(spell(loader), *row)

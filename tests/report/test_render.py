@@ -13,7 +13,7 @@ from harness.errors import BROKEN_FIGURE, ResultsError
 from harness.report import read_report, render
 from harness.report.__main__ import main
 from harness.report.claims import Claim
-from harness.report.figures import check_figures
+from harness.report.figures import check_figures, find_figure
 from harness.results.reader import read_results
 from tests.report.conftest import FolderBuilder
 
@@ -114,6 +114,39 @@ def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build
     assert all(re.search(r'scope="(col|row|rowgroup)"', header) for header in headers)
     for rule in ("details::details-content { content-visibility: visible", "figure svg { min-width: 0", "pre-wrap"):
         assert rule in text
+
+
+def test_no_column_of_a_narrow_page_is_left_out_and_an_edge_shows_that_there_is_more(rendered):
+    folder, _ = rendered
+    text = page(folder)
+    assert "display: none; }" not in text.replace(".claims thead { display: none; }", "")
+    assert re.search(r"\.scroll \{[^}]*var\(--shade\)[^}]*scroll", text)
+    heads = re.findall(
+        r'<th scope="col"[^>]*>([^<]*)</th>', text.split('<table class="medians">')[1].split("</thead>")[0]
+    )
+    assert heads == ["Loader", "Epoch", "Time ratio", "Joules", "Joules ratio", "AU", "MB/s", "Valid"]
+
+
+def test_a_figure_has_the_width_on_a_narrow_page_at_which_it_was_drawn(rendered):
+    folder, _ = rendered
+    assert re.search(r'<svg [^>]*style="--drawn: 720pt"', page(folder))
+    assert "figure svg { min-width: var(--drawn); }" in page(folder)
+
+
+def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
+    results = read_results(build().settle(longer_s=0.3).write())
+    figure = find_figure("emlio_fig5").draw(results)
+    figure.canvas.draw()
+    axes = next(one for one in figure.get_axes() if one.get_ylabel() == "seconds per epoch")
+    crosses = [
+        axes.transData.transform(point)
+        for line in axes.lines
+        if line.get_marker() == "x"
+        for point in line.get_xydata()
+    ]
+    times = [note.get_window_extent() for note in axes.texts if note.get_text().endswith(" s")]
+    assert (len(crosses), len(times)) == (18, 6)
+    assert not [one for one in times for x, y in crosses if one.padded(3).contains(x, y)]
 
 
 def test_the_page_s_commands_name_the_results_dir_that_was_given(build):

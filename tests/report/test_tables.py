@@ -4,7 +4,7 @@ import json
 import pytest
 from rich.console import Console
 
-from harness.report import print_table, read_report
+from harness.report import print_table, read_report, render
 from harness.report.findings import make_cards, write_headline
 from harness.report.summary import summarise
 from harness.results.reader import read_results
@@ -23,7 +23,7 @@ def test_every_line_fits_and_no_figure_is_cut(build, width):
     assert "…" not in text
 
 
-@pytest.mark.parametrize("width", [30, 50, 62, 74, 79])
+@pytest.mark.parametrize("width", [30, 50, 64, 74, 79])
 def test_a_narrow_terminal_has_fewer_columns_and_no_figure_cut(build, width):
     builder = build(regimes=("local", "lan_0_1ms", "lan_10ms", "wan_30ms"))
     for cell_id in builder.ids(loader="dali"):
@@ -33,7 +33,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_figure_cut(build, width):
     (line,) = [line for line in text.splitlines() if line.startswith("30 ms   PyTorch")]
     assert line.split()[:5] == ["30", "ms", "PyTorch", "14.5", "s"]
     assert line.rstrip().endswith("3 of 3")
-    assert ("ratio: to" in " ".join(text.split())) == (width >= 62)
+    assert ("ratio: to" in " ".join(text.split())) == (width >= 64)
 
 
 def test_medians_spreads_ratios_and_verdicts_are_told(build):
@@ -76,6 +76,61 @@ def test_invalid_medians_are_marked(build):
     text = printed(builder.write())
     assert "0 of 3 †" in text
     assert "†: no valid row" in " ".join(text.split())
+
+
+def words_of(text, start):
+    (line,) = [line for line in text.splitlines() if line.startswith(start)]
+    return line.split()
+
+
+def test_a_ratio_to_a_loader_without_a_valid_row_is_marked_and_dim(build):
+    builder = build(scatter=0.0)
+    for cell_id in builder.ids(loader="streaming", regime="wan_30ms"):
+        builder.invalidate(cell_id, "others cpu", "≤ 10 %", "14 %")
+    folder = builder.write()
+    text = printed(folder)
+    assert [word for word in words_of(text, "30 ms   PyTorch") if "×" in word] == ["8.43×†", "4.50×†"]
+    assert "†" not in " ".join(words_of(text, "0.1 ms  PyTorch"))
+    render(read_report(folder))
+    page = (folder / "report.html").read_text()
+    assert page.count('<td class="num dim">8.43×†') == 1
+    assert '<td class="num">1.00×<' in page, "PyTorch to streaming at 0.1 ms, where both have valid rows"
+
+
+def test_a_ratio_with_one_valid_repeat_says_that_it_has_no_interval(build):
+    builder = build()
+    for cell_id in builder.ids(loader="streaming", regime="wan_30ms")[1:]:
+        builder.invalidate(cell_id, "others cpu", "≤ 10 %", "14 %")
+    folder = builder.write()
+    text = printed(folder)
+    assert [word for word in words_of(text, "30 ms   PyTorch") if "×" in word] == ["8.38×*", "4.47×*"]
+    assert "*" not in " ".join(words_of(text, "0.1 ms  PyTorch"))
+    told = "≈ where its 95 % interval over repeats holds 1: no difference was found, * where a median is of one repeat"
+    assert told in " ".join(text.split())
+    render(read_report(folder))
+    page = (folder / "report.html").read_text()
+    assert "8.38×*" in page and told in page
+
+
+def test_ratios_of_several_repeats_have_no_mark_and_no_legend_of_one(build):
+    text = printed(build().write())
+    assert "×*" not in text and "one repeat" not in text
+
+
+def test_the_headline_says_which_times_are_of_one_repeat(build):
+    builder = build(regimes=("local",), repeats=2, scatter=0.0)
+    for loader in ("pytorch", "streaming"):
+        builder.invalidate(builder.ids(loader=loader)[0], "others cpu", "≤ 10 %", "14 %")
+    results = read_results(builder.write())
+    said = write_headline(results, summarise(results)).replace("\u00a0", " ")
+    order = "DALI 1.70 s, streaming 1.72 s (one repeat) and PyTorch 1.90 s (one repeat)"
+    assert said == f"On local files, an epoch takes: {order}."
+
+
+def test_the_headline_of_a_run_of_one_repeat_says_so_once(build):
+    results = read_results(build(regimes=("local",), repeats=1, scatter=0.0).write())
+    said = write_headline(results, summarise(results)).replace("\u00a0", " ")
+    assert said == "On local files, an epoch takes in one repeat: DALI 1.70 s, streaming 1.72 s and PyTorch 1.90 s."
 
 
 def test_a_single_loader_has_no_ratio_column(build):

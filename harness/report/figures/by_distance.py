@@ -223,6 +223,12 @@ def _our_times(axes: Axes, slots: Sequence[_Slot], *, dense: bool) -> None:
         axes.plot([x] * len(values), values, **_FIRST)
     medians = {slot: stat.median for slot, _, stat in known}
     _draw_lines(axes, medians, color=INK)
+    # A label above its points would cover a cross there; those of a loader stand on one side.
+    crowded = {
+        slot.loader
+        for slot, group, stat in known
+        if group.first_s and any(0 <= value - stat.values[-1] < _STEEP * top for value in group.first_s.values)
+    }
     for slot, group, stat in known:
         axes.plot(
             [slot.x] * len(stat.values),
@@ -237,7 +243,8 @@ def _our_times(axes: Axes, slots: Sequence[_Slot], *, dense: bool) -> None:
             zorder=4,
         )
         text = significant(stat.median) + ("" if dense else " s")
-        write_above(axes, slot.x, stat.values[-1], text, valid=group.trusted, aside=_rises(slot, medians, top))
+        aside = slot.loader in crowded or _rises(slot, medians, top)
+        write_above(axes, slot.x, stat.values[-1], text, valid=group.trusted, aside=aside)
     _say_absent(axes, slots)
 
 
@@ -328,9 +335,9 @@ def _bars(energy: Mapping[str, Tree]) -> dict[str, float]:
 def write_above(
     axes: Axes, x: float, y: float, text: str, *, valid: bool = True, colour: str = INK, aside: bool = False
 ) -> None:
-    """Write a value above a mark; to the left of a rising line when `aside`; marked † when not valid."""
+    """Write a value above a mark, or to the left of it when `aside`; marked † when not valid."""
     style = {"ha": "right" if aside else "center", "va": "bottom", "fontsize": 8, "color": colour if valid else BAD}
-    write_note(axes, text if valid else f"{text} †", (x, y), (2 if aside else 0, 5), coordinates="data", **style)
+    write_note(axes, text if valid else f"{text} †", (x, y), (-6 if aside else 0, 5), coordinates="data", **style)
 
 
 def _rises(slot: _Slot, values: Mapping[_Slot, float], top: float) -> bool:
@@ -434,8 +441,8 @@ def _draw_slowdown(axes: Axes, y: float, one: Slowdown) -> None:
         axes.plot([ours, one.paper], [y, y], color=FAINT, linewidth=1.6, zorder=2)
         axes.plot(one.paper, y, "D", markersize=6, markerfacecolor=SURFACE, markeredgecolor=MUTED, zorder=3)
         text += f"  (paper {factor(one.paper)})"
-    face = INK if one.trusted else SURFACE
+    face = INK if one.ours.trusted else SURFACE
     axes.plot(ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
-    style = {"va": "center", "fontsize": 8.5, "color": INK if one.trusted else BAD}
+    style = {"va": "center", "fontsize": 8.5, "color": INK if one.ours.trusted else BAD}
     end = (max(ours, one.paper or 0.0), y)
-    write_note(axes, text if one.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)
+    write_note(axes, text if one.ours.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)
