@@ -20,6 +20,8 @@ BUSY: Final = 0.85
 OTHERS: Final = 0.2
 """Share of the host's processors, kept busy by other programs, from which a diagnosis is to be made again."""
 
+_AGAIN: Final = "Nothing before a diagnosis without the other programs: it may find that nothing is wrong here."
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -33,7 +35,7 @@ class Verdict:
     """The best utilisation, 0 to 1."""
     limit: str
     """What keeps utilisation from rising: accelerator, step (which never waits, but is slowed down), cores, storage,
-    other (a resource that is shared and neither), or workers, which are too few."""
+    other (a resource that is shared and neither), others (programs that are not ours), or too few workers."""
     stage: Stage
     """The stage that takes most of a load."""
     headline: str
@@ -64,7 +66,7 @@ def judge(diagnosis: Diagnosis) -> Verdict:
         stage=stage,
         headline=_headline(diagnosis, found, best, limit, stage),
         evidence=tuple(_evidence(diagnosis, found, expected, limit, stage)),
-        changes=suggest_changes(diagnosis, found, limit, stage),
+        changes=(_AGAIN,) if limit == "others" else suggest_changes(diagnosis, found, limit, stage),
     )
 
 
@@ -75,14 +77,16 @@ def _limit(diagnosis: Diagnosis, found: int, best: float, stage: Stage) -> str:
         return "step"
     flat = _flat(diagnosis.points, found)
     own = median(point.busy_cores for point in flat) / diagnosis.machine.cores
-    if max(own, median(point.host_busy for point in flat)) >= BUSY:
+    crowd = _crowd(diagnosis)
+    if max(own, 0 if crowd else median(point.host_busy for point in flat)) >= BUSY:
         return "cores"
     disk = [point.disk_busy for point in flat if point.disk_busy is not None]
     if disk and median(disk) >= BUSY:
         return "storage"
-    if found == max(point.workers for point in diagnosis.points):
-        return "workers"
-    return "storage" if stage.kind == "read" else "other"
+    if crowd:
+        return "others"
+    rises = found == max(point.workers for point in diagnosis.points)
+    return "workers" if rises else "storage" if stage.kind == "read" else "other"
 
 
 def _flat(points: Sequence[Point], found: int) -> list[Point]:
@@ -91,7 +95,12 @@ def _flat(points: Sequence[Point], found: int) -> list[Point]:
 
 
 def _headline(diagnosis: Diagnosis, found: int, best: float, limit: str, stage: Stage) -> str:
-    reached = percent(best)
+    return f"{_finding(diagnosis, found, percent(best), limit, stage)}{_crowd(diagnosis)}"
+
+
+def _finding(diagnosis: Diagnosis, found: int, reached: str, limit: str, stage: Stage) -> str:
+    if limit == "others":
+        return f"The accelerator reaches {reached} at best."
     if limit == "accelerator" and found == 1:
         return f"The accelerator sets the pace: one worker hides loading ({reached} utilisation)."
     if limit == "accelerator":
@@ -113,7 +122,7 @@ def _capital(text: str) -> str:
 
 
 def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage: Stage) -> list[str]:
-    said = [*_crowded(diagnosis), _race(diagnosis, found, expected), _slowest(diagnosis, stage)]
+    said = [_race(diagnosis, found, expected), _slowest(diagnosis, stage)]
     flat = _flat(diagnosis.points, found)
     if limit in {"cores", "storage", "other"}:
         said.append(_use(diagnosis, flat))
@@ -130,13 +139,14 @@ def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage
     return said
 
 
-def _crowded(diagnosis: Diagnosis) -> list[str]:
-    """Say that the machine was not ours alone."""
+def _crowd(diagnosis: Diagnosis) -> str:
+    """Say that the machine was not ours alone; empty where it was."""
     cores = diagnosis.machine.host_cores
     others = median(point.host_busy - point.busy_cores / cores for point in diagnosis.points)
     if others <= OTHERS:
-        return []
-    return [f"Other programs kept {others * cores:.1f} cores busy meanwhile: diagnose again when they are gone."]
+        return ""
+    busy = f"{others * cores:.1f} of {cores} cores busy meanwhile"
+    return f" Other programs kept {busy}: diagnose again when they are gone."
 
 
 def _race(diagnosis: Diagnosis, found: int, expected: int) -> str:

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.diagnose.figure import draw
 from harness.diagnose.verdict import judge
 from harness.report.claims.words import find_knee
 
@@ -79,11 +80,25 @@ def test_utilisation_that_still_rises_asks_for_more_workers(diagnosis, points):
     assert verdict.changes[0].startswith("loader.num_workers=16")
 
 
-def test_cores_that_other_programs_keep_busy_are_told_of(diagnosis, points):
-    verdict = judge(diagnosis(points=points(FLAT, busy_cores=2.0, host_busy=0.95)))
-    assert verdict.limit == "cores"
-    assert any("5.6 cores" in said for said in verdict.evidence)
-    assert not any("Other programs" in said for said in judge(diagnosis()).evidence)
+@pytest.mark.parametrize(
+    ("own", "host", "disk", "limit"),
+    [(2.0, 0.95, 0.0, "others"), (7.8, 1.0, 0.0, "cores"), (2.0, 0.6, 0.97, "storage"), (2.0, 0.4, 0.0, "other")],
+)
+def test_cores_that_other_programs_keep_busy_are_not_laid_to_the_loader(diagnosis, points, own, host, disk, limit):
+    crowded = diagnosis(points=points(FLAT, busy_cores=own, host_busy=host, disk_busy=disk))
+    verdict = judge(crowded)
+    assert verdict.limit == limit
+    assert ("Other programs kept 5.6 of 8 cores busy" in verdict.headline) == (limit == "others")
+    assert ("starves" in verdict.headline) == (limit != "others")
+    (title,) = (axes.get_title() for axes in draw(crowded).axes if "utilisation" in axes.get_ylabel())
+    assert title == verdict.headline
+
+
+def test_a_fed_accelerator_is_fed_though_other_programs_run(diagnosis, points):
+    crowded = points({1: 0.4, 2: 0.8, 3: 0.98}, busy_cores=2.0, host_busy=0.75)
+    verdict = judge(diagnosis(points=crowded))
+    assert verdict.limit == "accelerator"
+    assert "Other programs kept 4.0 of 8 cores busy" in verdict.headline
 
 
 def test_reads_count_from_storage_only_where_memory_cannot_hold_the_files(diagnosis, stage):
