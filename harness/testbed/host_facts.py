@@ -2,8 +2,8 @@
 
 Each line of standard input is a request as JSON, each line of standard output its answer. It ends at the end of its
 input, or ten minutes after the last request. Where it has claimed the host for a controller it ends one minute after
-the last request, and removes what Ansible's modules left in /tmp since. It keeps to the standard library and the syntax
-of Python 3.7: `harness.testbed.session` sends it as text.
+the last request, and removes what Ansible's modules left in /tmp since. It keeps to the standard library of Python 3.8:
+`harness.testbed.session` sends it as text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-Facts = dict[str, Any]
-"""Values of JSON, by name."""
+if TYPE_CHECKING:  # Python 3.8 cannot evaluate it
+    Facts = dict[str, Any]
+    """Values of JSON, by name."""
 
 TIMEOUT_S = 5.0
 SUDO_S = 60.0

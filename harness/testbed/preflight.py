@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from energymon.system.child import ChildError
-from harness.testbed.session import START_S, Session, in_parallel
+from harness.testbed.session import OLDEST_PYTHON, START_S, Session, in_parallel
 
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host, Inventory
@@ -29,8 +29,6 @@ Verdict = Literal["ok", "warn", "fail"]
 _FACTS_S: Final = 120.0
 _PAIR_S: Final = 30.0
 _CLOCKS: Final = 11
-_OLDEST_PYTHON: Final = (3, 9)
-"""The oldest that Ansible's modules run under."""
 _INSTALLED_BYTES: Final = 8_000_000_000
 _MIN_BYTES: Final = 100_000_000
 _RUN_BYTES: Final = 1_000_000_000
@@ -159,11 +157,11 @@ def _unreachable(host: Host, words: str) -> Finding:
         "ansible_ssh_private_key_file",
         "not resolve": "correct ansible_host",
         "python3": "apt-get install python3 there",
-        "SyntaxError": "install Python 3.9 or later there",
+        "too old": f"Ansible needs Python {'.'.join(map(str, OLDEST_PYTHON))} or later there, as python3",
     }
     default = f"check that the host runs and its SSH server listens there: ssh {where}"
     remedy = next((remedy for telling, remedy in remedies.items() if telling in words), default)
-    return Finding(host.name, "reachable", words, "fail", remedy)
+    return Finding(host.name, "python3" if "ython" in words else "reachable", words, "fail", remedy)
 
 
 def _destination(host: Host) -> str:
@@ -173,10 +171,7 @@ def _destination(host: Host) -> str:
 def _system(host: Host, facts: Facts) -> Iterator[Finding]:
     release = f"{facts['os']}, kernel {facts['kernel']}"
     yield _row(host, "system", release, facts["apt"], "playbooks install packages by apt: use Debian or Ubuntu", "warn")
-    python = tuple(facts["python"])
-    wanted = ".".join(map(str, _OLDEST_PYTHON))
-    version = "Python " + ".".join(map(str, python))
-    yield _row(host, "python3", version, python >= _OLDEST_PYTHON, f"Ansible needs Python {wanted} or later there")
+    yield Finding(host.name, "python3", "Python " + ".".join(map(str, facts["python"])), "ok")
 
 
 def _sudo(host: Host, facts: Facts) -> Finding:

@@ -23,7 +23,12 @@ START_S: Final = 120.0
 _END_S: Final = 15.0
 """The next controller comes when the claim of this one has ended."""
 _OPTIONS: Final = (*OPTIONS, "UpdateHostKeys=no", "ControlPath=none")
-_BOOT: Final = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
+OLDEST_PYTHON: Final = (3, 8)
+"""The oldest that Ansible's modules run under on a host, and `host_facts.py`."""
+_BOOT: Final = (
+    f"import sys; v = sys.version_info; v < {OLDEST_PYTHON} and sys.exit('Python %d.%d.%d is too old' % v[:3]); "
+    "b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
+)
 """Reads a program of the length that the first line says, and leaves the rest of standard input to it."""
 
 T = TypeVar("T")

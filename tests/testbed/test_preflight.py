@@ -1,13 +1,16 @@
 """What `doctor --inventory` finds on hosts of namespaces, good and broken, and that it changes nothing on them."""
 
+import ast
 import json
 import os
 import platform
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
+from importlib.resources import files
 
 import pytest
 
@@ -223,11 +226,49 @@ _LISTEN = (
 )
 
 
+_LOCAL = {"ansible_connection": "local", "ansible_host": "127.0.0.1"}
+HERE = Inventory("hosts.yml", (Host.model_validate({"name": "here", "roles": ["storage", "compute"], **_LOCAL}),))
+
+
+@pytest.fixture
+def old_python(tmp_path, monkeypatch):
+    """Make `python3` an old one: no package of the machine has such an interpreter."""
+
+    def make(version):
+        before = (
+            "import builtins, sys\n"
+            f"sys.version_info = {version}\n"
+            "kinds = (dict, list, set, tuple)\n"
+            "plain = {kind.__name__: type(kind.__name__, (kind,), {'__class_getitem__': None}) for kind in kinds}\n"
+            "exec(sys.argv[3], {'__name__': '__main__', '__builtins__': {**vars(builtins), **plain}})\n"
+        )
+        program = tmp_path / "python3"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(before)} "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return make
+
+
+def test_the_oldest_python_of_ansible_is_enough(old_python):
+    old_python((3, 8, 0))
+    ast.parse((files("harness.testbed") / "host_facts.py").read_text(), feature_version=(3, 8))
+    found = rows(HERE)
+    assert (found["here", "python3"].verdict, found["here", "python3"].found) == ("ok", "Python 3.8.0")
+    assert found["here", "reachable"].verdict == "ok"
+
+
+@pytest.mark.parametrize("version", [(3, 6, 9), (3, 7, 3)])
+def test_an_older_python_is_named_and_ssh_is_not_blamed(old_python, version):
+    old_python(version)
+    (found,) = examine_hosts(HERE)
+    assert (found.what, found.verdict) == ("python3", "fail")
+    assert found.found == f"Python {'.'.join(map(str, version))} is too old"
+    assert found.remedy == "Ansible needs Python 3.8 or later there, as python3"
+
+
 def test_this_machine_is_looked_at_without_ssh():
-    host = Host.model_validate(
-        {"name": "here", "roles": ["storage", "compute"], "ansible_connection": "local", "ansible_host": "127.0.0.1"}
-    )
-    found = rows(Inventory("hosts.yml", (host,)))
+    found = rows(HERE)
     assert found["here", "reachable"].found == "this machine"
     assert found["here", "clock"].found.startswith(("+0.", "-0."))
     # One host needs no netem.
