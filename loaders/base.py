@@ -161,9 +161,11 @@ class LoaderStats:
     skipped: dict[int, str] = field(default_factory=dict)
     """Why samples were left out under on_error=skip, by their ids; `details["skipped_samples"]` counts every time."""
 
-    def count(self, batch: Batch) -> None:
-        """Add a batch that is about to be yielded."""
+    def count(self, batch: Batch, *, is_repeat: bool = False) -> None:
+        """Add a batch that is about to be yielded, perhaps once more in the place of one that failed."""
         self.batches += 1
+        if is_repeat:
+            self.details["repeated_samples"] = self.details.get("repeated_samples", 0.0) + len(batch)
         self.samples += len(batch)
         self.bytes += batch.nbytes
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from loaders.base import Batch
+from loaders.errors import SampleError
 from loaders.pipeline import StageTimes
 from loaders.records.decoding.decoder import LOOKAHEAD, Decoder
 from loaders.records.raw_batch import RawBatch
@@ -87,11 +89,52 @@ class Numbered(NamedTuple):
     """A batch of an epoch."""
 
     planned: tuple[int, ...]
-    """Numbers of the planned batches that it is."""
+    """Numbers of the planned batches in whose place it is."""
     batch: Batch | RawBatch | None
     """None where every sample of it failed."""
     failed: Sequence[Failed] = ()
     """The samples that were left out of it."""
+    is_repeat: bool = False
+    """Whether every sample of it failed, and `batch` is another one once more."""
+
+
+def repeat_for_failed(items: Iterable[Numbered]) -> Iterator[Numbered]:
+    """Yield as many batches as there are items: where every sample of one failed, another batch once more.
+
+    That is the batch before it, or the first one after it where there is none before. Every batch is yielded when the
+    next one is there, so that its copy is made before the consumer may change it.
+
+    Raises SampleError where every sample of every batch failed.
+    """
+    last: Numbered | None = None
+    unfilled: list[Numbered] = []
+    for item in items:
+        if item.batch is not None:
+            for each in unfilled:
+                yield each._replace(batch=_copy(item.batch), is_repeat=True)
+            unfilled.clear()
+            if last is not None:
+                yield last
+            last = item
+        elif last is not None:
+            yield last._replace(batch=_copy(last.batch))
+            last = item._replace(batch=last.batch, is_repeat=True)
+        else:
+            unfilled.append(item)
+    if last is not None:
+        yield last
+    elif unfilled:
+        failed = [one for each in unfilled for one in each.failed]
+        raise SampleError(
+            f"all {len(failed)} samples of this rank's epoch failed, the first of them: {failed[0].why}; on_error=skip "
+            "has no batch for the other ranks' steps: repair the samples, or the transform"
+        )
+
+
+def _copy(batch: Batch | RawBatch | None) -> Batch:
+    assert isinstance(batch, Batch), "samples fail where they are decoded"
+    extra = {name: value.clone() for name, value in batch.extra.items()}
+    return replace(batch, data=batch.data.clone(), labels=batch.labels.clone(), extra=extra)
 
 
 class Raw(Generic[S]):

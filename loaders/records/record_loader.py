@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol, cast
 
 from energymon.system.closing import Closing
@@ -17,7 +18,7 @@ from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.decoding.decoder import Decoder
-from loaders.records.epochs import Decoded, Numbered, Raw, Running
+from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import Share, place_among_ranks
@@ -79,6 +80,7 @@ class RecordLoader(Closing):
         check_ranks(*self._ranks, options.remainder)
         self._pipeline = ImageTransform() if transform is None else as_pipeline(transform)
         self._policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
+        self._repeats = self._policy.on_error == "skip" and self._ranks[1] > 1
         self._engine: Engine = check_engine(decode, self._pipeline, self._policy)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
@@ -133,7 +135,8 @@ class RecordLoader(Closing):
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches, every sample of this rank exactly once, and end the epoch before it.
 
-        Batches of decode="raw" are RawBatch.
+        Batches of decode="raw" are RawBatch. With on_error "skip" and several ranks, a batch of which every sample
+        failed is replaced by another one once more, so that all ranks take as many steps as planned.
 
         Raises StreamError naming the peer that is gone, silent or short of samples, SampleError naming a sample that
         failed and its stage, SampleTimeoutError naming one that is late, WorkerError naming a process that died,
@@ -148,12 +151,13 @@ class RecordLoader(Closing):
             Raw(source) if self._decoder is None else Decoded(source, self._decoder, self._transfer, self._times)
         )
         try:
-            while (item := self._next(running)) is not None:
+            items = iter(partial(self._next, running), None)
+            for item in repeat_for_failed(items) if self._repeats else items:
                 for one in item.failed:
                     self._stats.skip(*one)
                 if item.batch is not None:
                     # A RawBatch counts like a Batch.
-                    self._stats.count(cast(Batch, item.batch))
+                    self._stats.count(cast(Batch, item.batch), is_repeat=item.is_repeat)
                     yield cast(Batch, item.batch)
                 # While the next one is made, its memory is the consumer's to keep or to give back.
                 del item

@@ -23,7 +23,7 @@ from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
-from loaders.records.epochs import Decoded, Numbered, Raw, Running
+from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
@@ -144,6 +144,7 @@ class StreamingLoader(Closing):
         device = usable_device(options.device)
         pipeline = ImageTransform() if transform is None else as_pipeline(transform)
         policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
+        self._repeats = policy.on_error == "skip" and world_size > 1
         self._decoder = make_decoder(
             check_engine(decode, pipeline, policy),
             pipeline,
@@ -251,6 +252,9 @@ class StreamingLoader(Closing):
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches, every sample of this rank exactly once; of a resumed epoch, the rest.
 
+        With on_error "skip" and several ranks, a batch of which every sample failed is replaced by another one once
+        more, so that all ranks take as many steps as planned; `details["repeated_samples"]` counts its samples.
+
         Batches of decode="raw" are RawBatch. Another call ends the epoch before it, and uses its requests ahead if
         that epoch was complete and this is the next one.
 
@@ -270,8 +274,8 @@ class StreamingLoader(Closing):
         self._log("epoch_start", epoch)
         is_whole = False
         try:
-            for _ in range(math.ceil(planned.records / self._batch_size)):
-                numbers, batch, failed = self._next(running)
+            items = (self._next(running) for _ in range(math.ceil(planned.records / self._batch_size)))
+            for numbers, batch, failed, is_repeat in repeat_for_failed(items) if self._repeats else items:
                 for number in numbers:
                     checkpoint.delivered[planned.list_positions(number)] = True
                 ended += numbers
@@ -281,7 +285,7 @@ class StreamingLoader(Closing):
                     given.append(ended)
                     ended = ()
                     # A RawBatch counts like a Batch.
-                    self._stats.count(cast(Batch, batch))
+                    self._stats.count(cast(Batch, batch), is_repeat=is_repeat)
                     yield cast(Batch, batch)
             is_whole = True
             self._log("epoch_end", epoch)
