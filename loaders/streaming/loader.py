@@ -103,7 +103,7 @@ class StreamingLoader(Closing):
                 the daemons say, or 0 with `slice_records`).
             part: (i, n) takes every n-th batch of the rank from the i-th on, for one of n loaders (default: (0, 1)).
             epochs_ahead: Epochs after the current one whose batches may be requested already (default: 1).
-            epochs: Number of epochs in all, after which no batch is requested (default: no limit).
+            epochs: Number of epochs in all; another one is an error (default: no limit).
             warm_bytes: Bytes of padding that open TCP's windows at each daemon's connections before the first batch;
                 twice the link's bandwidth-delay product is enough (default: 8 MiB).
             wire: "raw", or "msgpack" as in EMLIO's paper (default: "raw").
@@ -260,12 +260,17 @@ class StreamingLoader(Closing):
 
         Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that failed and its
         stage, SampleTimeoutError naming one that is late, WorkerError naming a decoding process that died, LoaderError
-        when the loader is closed. A daemon that dies and comes back within the timeout costs time only.
+        when the loader is closed, or for an epoch after the last one of `epochs`. A daemon that dies and comes back within the timeout costs time only.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
         self._client.check_process()
         epoch = check_whole("epoch", epoch, 0)
+        if self._epochs is not None and epoch >= self._epochs:
+            raise LoaderError(
+                f"epoch {epoch} was asked for, and epochs={self._epochs} ends with epoch {self._epochs - 1}: give epochs "
+                "more, or leave it out"
+            )
         running = self._begin(epoch)
         planned = running.source.schedule.plan(epoch)
         checkpoint, given = self._checkpoint, self._given
@@ -307,7 +312,7 @@ class StreamingLoader(Closing):
     def _begin(self, epoch: int) -> Running[Planned]:
         """Return the run of an epoch: that of the epoch before, or a new one."""
         ahead = epoch + self._epochs_ahead
-        last = ahead if self._epochs is None else max(epoch, min(ahead, self._epochs - 1))
+        last = ahead if self._epochs is None else min(ahead, self._epochs - 1)
         checkpoint, resumed = self._checkpoint, self._resumed
         self._resumed = False
         if resumed and checkpoint is not None and checkpoint.epoch == epoch:

@@ -52,6 +52,16 @@ def test_every_iteration_is_an_epoch(daemon) -> None:
         assert _ids(dataset) == ALL
 
 
+def test_an_iteration_after_the_last_epoch_is_an_error(daemon) -> None:
+    with _dataset(daemon.endpoint, decode="raw", epochs=2) as dataset:
+        assert [_ids(dataset), _ids(dataset)] == [ALL, ALL]
+        for _ in range(2):
+            with pytest.raises(LoaderError, match=r"epochs=2 ends with epoch 1: give epochs more"):
+                next(iter(dataset))
+        dataset.set_epoch(1)
+        assert _ids(dataset) == ALL
+
+
 @pytest.mark.parametrize(
     ("workers", "start", "persistent"),
     [(0, None, False), (1, "fork", False), (3, "fork", False), (3, "fork", True)],
