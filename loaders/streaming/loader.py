@@ -260,7 +260,8 @@ class StreamingLoader(Closing):
 
         Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that failed and its
         stage, SampleTimeoutError naming one that is late, WorkerError naming a decoding process that died, LoaderError
-        when the loader is closed, or for an epoch after the last one of `epochs`. A daemon that dies and comes back within the timeout costs time only.
+        when the loader is closed, or for an epoch after the last one of `epochs`. A daemon that dies and comes back
+        within the timeout costs time only.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
@@ -268,8 +269,8 @@ class StreamingLoader(Closing):
         epoch = check_whole("epoch", epoch, 0)
         if self._epochs is not None and epoch >= self._epochs:
             raise LoaderError(
-                f"epoch {epoch} was asked for, and epochs={self._epochs} ends with epoch {self._epochs - 1}: give epochs "
-                "more, or leave it out"
+                f"epoch {epoch} was asked for, and epochs={self._epochs} ends with epoch {self._epochs - 1}: give more "
+                "epochs, or leave it out"
             )
         running = self._begin(epoch)
         planned = running.source.schedule.plan(epoch)

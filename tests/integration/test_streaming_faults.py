@@ -27,7 +27,7 @@ import pytest
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link
 from loaders.base import Samples
 from loaders.records.shards.convert import convert
 from loaders.streaming.keys import make_keys
@@ -357,8 +357,8 @@ def test_a_daemon_that_stalls_for_three_seconds_costs_no_sample(rounds: Rounds) 
 
 def stall_daemon(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds(locked=seed == 1)
-    # In the last round the receiver finds it dead after two seconds of silence, and connects anew.
-    receiver = run.receive(timeout_s=6.0 if seed == 2 else TIMEOUT_S)
+    # In the last round the receiver connects again after two seconds of silence, half of its timeout.
+    receiver = run.receive(timeout_s=4.0 if seed == 2 else TIMEOUT_S)
     receiver.until(chance.randint(1, LAST_STRIKE))
     run.signal_daemon(signal.SIGSTOP)
     time.sleep(3)
@@ -408,20 +408,30 @@ def linked(number: int) -> Iterator[tuple[str, ...]]:
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for network namespaces"
 )
-def test_a_link_that_is_down_for_five_seconds_costs_no_sample(rounds: Rounds) -> None:
-    with linked(0) as first, linked(1) as second:
-        at_once(lambda case: take_link_down(rounds, *case), (first, "storage", 0), (second, "compute", 1))
+def test_an_outage_of_nine_tenths_of_the_timeout_costs_no_sample(rounds: Rounds) -> None:
+    with contextlib.ExitStack() as links:
+        cases = [(links.enter_context(linked(number)), way, number) for number, way in enumerate(OUTAGES)]
+        at_once(lambda case: lose_link(rounds, *case), *cases)
 
 
-def take_link_down(rounds: Rounds, namespaces: tuple[str, ...], side: str, seed: int) -> None:
-    run = rounds(host=STORAGE_ADDRESS, namespaces=namespaces, locked=bool(seed))
-    receiver = run.receive()
+OUTAGES = {
+    "storage is down": (0, ["link", "set", INTERFACE, "down"], ["link", "set", INTERFACE, "up"]),
+    "compute is down": (1, ["link", "set", INTERFACE, "down"], ["link", "set", INTERFACE, "up"]),
+    "packets are lost": (0, ["route", "add", "blackhole", COMPUTE_ADDRESS], ["route", "del", COMPUTE_ADDRESS]),
+}
+"""By name: the namespace, and the arguments of ip(8) that begin and end an outage."""
+OUTAGE_TIMEOUT_S = 10.0
+
+
+def lose_link(rounds: Rounds, namespaces: tuple[str, ...], way: str, seed: int) -> None:
+    run = rounds(host=STORAGE_ADDRESS, namespaces=namespaces, locked=bool(seed % 2))
+    receiver = run.receive(timeout_s=OUTAGE_TIMEOUT_S)
     receiver.until(random.Random(seed).randint(1, LAST_STRIKE))
-    name = Path(namespaces[side == "compute"]).name
-    interface = ["ip", "-n", name, "link", "set", INTERFACE]
-    subprocess.run([*interface, "down"], check=True)
-    time.sleep(5)
-    subprocess.run([*interface, "up"], check=True)
+    side, begin, end = OUTAGES[way]
+    command = ["ip", "-n", Path(namespaces[side]).name]
+    subprocess.run([*command, *begin], check=True)
+    time.sleep(0.9 * OUTAGE_TIMEOUT_S)
+    subprocess.run([*command, *end], check=True)
     run.finish(receiver)
 
 

@@ -199,7 +199,10 @@ class DaemonConnections(Closing):
         passed = now - began + min(began - self._polled, self.timeout_s / 4)
         self._polled = now
         for daemon in self.daemons:
-            daemon.silent_s = daemon.silent_s + passed if daemon.has_requests else 0.0
+            if daemon.has_requests:
+                daemon.silence.add(passed, daemon.session.streams)
+            else:
+                daemon.silence.end()
             for stream in daemon.session.streams:
                 lost = stream.monitor in ready and stream.lost()
                 if not lost and stream.socket not in ready:
@@ -207,10 +210,11 @@ class DaemonConnections(Closing):
                 # The messages of a lost connection are taken before its requests are sent again.
                 left = _MESSAGES
                 while (lost or left) and (frames := stream.receive()) is not None:
-                    daemon.silent_s = 0.0
+                    daemon.silence.end()
                     left -= 1
                     yield daemon, stream, frames
                 if lost:
+                    daemon.silence.was_lost = True
                     yield daemon, stream, []
         if self._interrupt in ready and self._read_interrupt():
             raise Interrupted

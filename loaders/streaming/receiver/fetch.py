@@ -91,6 +91,7 @@ class Fetch:
         self._begun = max(1.0, step)
         """Batches that were allowed by steps up to now."""
         self._sequence = connections.sequence
+        self._look_s = min(daemon.silence.look_s for daemon in connections.daemons)
         self._under_way: dict[int, _Request] = {}
         self._asked_of: dict[tuple[int, int], set[int]] = {}
         """By epoch and batch, until it is taken: the daemons with a part of it."""
@@ -121,7 +122,7 @@ class Fetch:
         batch = self._ready.take()
         try:
             while batch is None and self._under_way:
-                for daemon, stream, frames in connections.receive(self._patience() if wait else 0.0):
+                for daemon, stream, frames in connections.receive(self._look_s if wait else 0.0):
                     if frames:
                         self._accept(daemon, stream, frames)
                     else:
@@ -163,18 +164,6 @@ class Fetch:
         self._waiting.clear()
         self._ready = self._make_order()
         self._pull = _pull_nothing
-
-    def _patience(self) -> float:
-        """Return the seconds until a daemon is asked again, or has been silent for too long."""
-        timeout_s = self._connections.timeout_s
-        return min(
-            (
-                max(0.0, (timeout_s if daemon.is_asked_again else timeout_s / 2) - daemon.silent_s)
-                for daemon in self._connections.daemons
-                if daemon.has_requests
-            ),
-            default=timeout_s,
-        )
 
     def _make_order(self) -> DeliveryOrder:
         return PlanOrder() if self._strict else ArrivalOrder(self._pieces)
@@ -315,13 +304,13 @@ class Fetch:
         Raises StreamError for one that was silent for too long and has shards that no other one has.
         """
         for daemon in self._connections.daemons:
-            if daemon.silent_s <= self._connections.timeout_s / 2:
+            if daemon.silence.seconds < self._connections.timeout_s / 2:
                 daemon.is_asked_again = False
             elif not daemon.is_asked_again:
                 daemon.is_asked_again = True
                 self._connections.traffic.asked_again += daemon.ask_again()
-            if daemon.silent_s > self._connections.timeout_s:
-                silence = daemon.silence()
+            if daemon.silence.is_over:
+                silence = daemon.describe_silence()
                 if not all([self._move(sequence, daemon) for sequence in daemon.sequences]):
                     raise StreamError(silence)
 

@@ -10,6 +10,7 @@ from loaders.errors import StreamError
 from loaders.records.planner import Slice
 from loaders.streaming.protocol import Catalog, Shard
 from loaders.streaming.receiver.session import DaemonSession
+from loaders.streaming.receiver.silence import Silence
 from loaders.streaming.receiver.stream import Stream
 
 
@@ -20,7 +21,7 @@ class RemoteDaemon:
     session: DaemonSession
     places: dict[int, int]
     """From a shard's place in the merged catalog to its place in this daemon's."""
-    silent_s: float = 0.0
+    silence: Silence = field(init=False)
     """Time without a message from it while a request has no answer."""
     is_asked_again: bool = False
     """Whether its requests were repeated in this silence."""
@@ -36,6 +37,7 @@ class RemoteDaemon:
     """Whether its places are those of the merged catalog."""
 
     def __post_init__(self) -> None:
+        self.silence = Silence(self.session.timeout_s)
         self._loads = [0] * len(self.session.streams)
         self._same_places = all(merged == own for merged, own in self.places.items())
 
@@ -83,7 +85,7 @@ class RemoteDaemon:
         With `check` the daemon checks its own records first.
         """
         if not self._nbytes:
-            self.silent_s = 0.0
+            self.silence.end()
         own = slices
         if not self._same_places:
             own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
@@ -116,14 +118,12 @@ class RemoteDaemon:
         self._nbytes.clear()
         self._on.clear()
         self._loads = [0] * len(self._loads)
-        self.batches, self.silent_s = 0, 0.0
+        self.batches = 0
+        self.silence.end()
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return the message of the error for its silence."""
-        return self.session.silence(self._busiest())
-
-    def _busiest(self) -> Stream:
-        return max(self.session.streams, key=lambda stream: len(stream.under_way))
+        return self.silence.describe(self.session.endpoint, self.session.streams)
 
 
 @dataclass(frozen=True, slots=True)

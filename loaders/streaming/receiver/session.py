@@ -36,6 +36,7 @@ from loaders.streaming.protocol import (
     pack,
     unpack_answer,
 )
+from loaders.streaming.receiver.silence import Silence
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -81,7 +82,7 @@ class DaemonSession(Closing):
         Raises NoAnswerError naming the endpoint without an answer in time, StreamError when the key is refused,
         WireError for a malformed answer, LoaderConfigError naming a key file that is missing.
         """
-        self.endpoint, self._timeout_s, self._wire = endpoint, timeout_s, wire
+        self.endpoint, self.timeout_s, self._wire = endpoint, timeout_s, wire
         self.streams: list[Stream] = []
         pair = load_client_keys(keys) if keys is not None else None
         with _open_control(context, endpoint, timeout_s, keys) as control:
@@ -129,10 +130,6 @@ class DaemonSession(Closing):
         """Return an answer and its records; raises WireError naming the daemon when it is malformed."""
         return _unpack(self.endpoint, frames)
 
-    def silence(self, stream: Stream) -> str:
-        """Return the message of the error for a daemon that sent nothing within the timeout."""
-        return _describe_silence(self.endpoint, self._timeout_s, stream)
-
     def close(self) -> None:
         """Close every stream; may be called twice."""
         while self.streams:
@@ -143,18 +140,17 @@ class DaemonSession(Closing):
         for stream in self.streams:
             for sequence, padding in enumerate(paddings):
                 stream.ask(sequence, pack(Warm(sequence, padding)))
-        deadline = time.monotonic() + self._timeout_s
-        while waiting := [stream for stream in self.streams if stream.under_way]:
-            for stream, frames in _receive(self.streams, deadline - time.monotonic()):
+        silence = Silence(self.timeout_s)
+        while any(stream.under_way for stream in self.streams):
+            for stream, frames in _receive(self.streams, silence):
                 reply = _read(self.endpoint, stream, frames)
                 if reply is None:
                     continue
                 if not isinstance(reply, Warmed):
                     raise WireError(f"{self.endpoint} sent a malformed answer: expected padding")
                 stream.done(reply.sequence)
-                deadline = time.monotonic() + self._timeout_s
-            if time.monotonic() > deadline:
-                raise NoAnswerError(self.silence(waiting[0]))
+            if silence.is_over:
+                raise NoAnswerError(silence.describe(self.endpoint, self.streams))
 
 
 def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:
@@ -206,32 +202,36 @@ def _open_control(context: _Context, endpoint: str, timeout_s: float, keys: Path
 def _exchange(stream: Stream, endpoint: str, request: Request, timeout_s: float) -> Reply:
     """Send a request and return the answer."""
     stream.ask(0, pack(request))
-    deadline = time.monotonic() + timeout_s
-    while (left := deadline - time.monotonic()) > 0:
-        for _, frames in _receive([stream], left):
+    silence = Silence(timeout_s)
+    while not silence.is_over:
+        for _, frames in _receive([stream], silence):
             reply = _read(endpoint, stream, frames)
             if reply is not None:
                 return reply
         if stream.refused:
             raise StreamError(f"{endpoint} refused: {stream.state}")
-    raise NoAnswerError(_describe_silence(endpoint, timeout_s, stream))
+    raise NoAnswerError(silence.describe(endpoint, [stream]))
 
 
-def _receive(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Stream, list[zmq.Frame]]]:
+def _receive(streams: Sequence[Stream], silence: Silence) -> Iterator[tuple[Stream, list[zmq.Frame]]]:
     """Yield the messages on some streams, waiting for the first; repeat the requests of lost connections."""
+    began = time.monotonic()
     # A poller of its own: messages on other sockets must not wake this one.
     poller = zmq.Poller()
     for stream in streams:
         poller.register(stream.socket, zmq.POLLIN)
         poller.register(stream.monitor, zmq.POLLIN)
-    ready = dict(poller.poll(max(0, math.ceil(timeout_s * 1000))))
+    ready = dict(poller.poll(math.ceil(silence.look_s * 1000)))
+    silence.add(time.monotonic() - began, streams)
     for stream in streams:
         lost = stream.monitor in ready and stream.lost()
         while (lost or stream.socket in ready) and (frames := stream.receive()) is not None:
+            silence.end()
             yield stream, frames
             if not lost:
                 break
         if lost:
+            silence.was_lost = True
             stream.ask_again()
 
 
@@ -260,10 +260,3 @@ def _unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[mem
         return unpack_answer(buffers)
     except WireError as error:
         raise WireError(f"{endpoint} sent a malformed answer: {error}") from error
-
-
-def _describe_silence(endpoint: str, timeout_s: float, stream: Stream) -> str:
-    return (
-        f"{endpoint}: no answer within {timeout_s:g} s; {stream.state}. Is the daemon running "
-        "there (python -m loaders.streaming serve), and can this node reach it?"
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from contextlib import suppress
 
 import zmq
@@ -14,7 +15,11 @@ from loaders.streaming.descriptor import on_descriptor
 from loaders.streaming.keys import KeyPair
 
 _RECONNECT_MS = 100
-_RECONNECT_MAX_MS = 1_000
+_RECONNECT_MAX_MS = 500
+_CONNECT_MS, _CONNECT_MAX_MS = 1_000, 2_000
+"""Time for a connection to be made: the kernel's pauses between its own attempts double up to minutes (tcp(7))."""
+_BYTES_RECEIVED = 128
+"""Offset of tcpi_bytes_received in tcp_info (linux/tcp.h), 8 bytes."""
 _DAMAGED = 3
 """Consecutive damaged messages after which a connection is given up."""
 _HEARTBEAT_S = 1.0
@@ -56,6 +61,8 @@ class Stream:
         self._keys = keys
         self.under_way: dict[int, bytes] = {}
         """Requests without an answer, by sequence number."""
+        self.losses = 0
+        """How often the connection was lost or replaced since a message came on it."""
         self._open()
 
     def _open(self) -> None:
@@ -80,9 +87,13 @@ class Stream:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        # Silence shows a broken link well before the caller's timeout.
+        connect_ms = min(max(_CONNECT_MS, int(100 * self._timeout_s)), _CONNECT_MAX_MS)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, connect_ms)
+        # TCP closes a connection that does not acknowledge the heartbeats, well before the caller's timeout. Answers to
+        # heartbeats are behind a large message that is under way, so they have no timeout.
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * min(_HEARTBEAT_S, self._timeout_s / 6)))
-        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * self._timeout_s / 3))
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 0)
+        self.socket.setsockopt(zmq.TCP_MAXRT, int(1000 * self._timeout_s / 3))
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         try:
             self.socket.connect(self._endpoint)
@@ -132,6 +143,7 @@ class Stream:
             elif event == zmq.EVENT_DISCONNECTED and self.connected:
                 self.connected = False
                 self.state = "the connection was lost and not restored"
+                self.losses += 1
                 lost = True
         return lost
 
@@ -144,6 +156,15 @@ class Stream:
                 )
             self._wakes_at = nbytes
 
+    def count_received(self) -> int:
+        """Return the bytes that the kernel has received on the connection, whole messages or not; 0 without one."""
+        if not self.connected or self._descriptor is None:
+            return 0
+        info = on_descriptor(
+            self._descriptor, lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+        )
+        return int.from_bytes((info or b"")[_BYTES_RECEIVED:], sys.byteorder)
+
     def _mismatch(self) -> str:
         if self._keys is None:
             return "it speaks another protocol, or wants keys (keys=DIR)"
@@ -155,6 +176,7 @@ class Stream:
             frames = [self.socket.recv(zmq.NOBLOCK, copy=False)]
         except zmq.Again:
             return None
+        self.losses = 0
         # `recv_multipart` asks the socket for what each frame says, and takes twice the time.
         while frames[-1].more:
             frames.append(self.socket.recv(copy=False))
@@ -172,6 +194,7 @@ class Stream:
         self.close()
         self._open()
         self.state = state
+        self.losses += 1
         return self.ask_again()
 
     def ask_again_damaged(self, error: WireError) -> int:
@@ -185,6 +208,7 @@ class Stream:
         """Drop the connection with its requests, and make a new one."""
         self.close()
         self.under_way.clear()
+        self.losses = 0
         self._open()
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ def test_an_iteration_after_the_last_epoch_is_an_error(daemon) -> None:
     with _dataset(daemon.endpoint, decode="raw", epochs=2) as dataset:
         assert [_ids(dataset), _ids(dataset)] == [ALL, ALL]
         for _ in range(2):
-            with pytest.raises(LoaderError, match=r"epochs=2 ends with epoch 1: give epochs more"):
+            with pytest.raises(LoaderError, match=r"epochs=2 ends with epoch 1: give more epochs"):
                 next(iter(dataset))
         dataset.set_epoch(1)
         assert _ids(dataset) == ALL
