@@ -159,12 +159,14 @@ class Rig:
     ) -> Iterator[Daemon]:
         """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone.
 
+        The namespace's congestion control is that of the peers too, so it is kept unless the options choose another.
         `descriptors` is the most that the daemon may open. Raises TestbedError when it ends early.
         """
         limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
         locked = ["--keys", str(keys.daemon)] if keys else ["--no-auth"]
-        argv = [*limited, *serve, "--listen", f"{self.storage.address}:0", *locked, *options]
+        control = [] if "--congestion" in options else ["--congestion", "kernel"]
+        argv = [*limited, *serve, "--listen", f"{self.storage.address}:0", *locked, *control, *options]
         process = self.storage.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None

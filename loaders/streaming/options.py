@@ -94,8 +94,9 @@ class DaemonOptions(BaseModel):
     congestion: str | None = Field(
         default=None,
         title="NAME",
-        description="TCP's congestion control of the connections, of those that the kernel has: bbr keeps a lossy link "
-        "busy where cubic does not (default: the kernel's)",
+        description="TCP's congestion control of the connections, of those that the kernel has; kernel leaves it the "
+        "choice (default: bbr, which keeps a lossy link busy where cubic does not, if the kernel has it and clients are "
+        "on other hosts)",
     )
     events: Path | None = Field(
         default=None, title="FILE", description="append a JSON line for every batch that is sent"

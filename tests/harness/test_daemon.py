@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
@@ -141,6 +142,14 @@ def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     secrets = {path.read_bytes() for path in keys.daemon.iterdir() if "secret" in path.name}
     assert secrets.isdisjoint(path.read_bytes() for path in keys.client.iterdir())
+
+
+@pytest.mark.parametrize("name", ["streaming", "streaming_emlio"])
+def test_daemons_of_experiments_have_the_congestion_control_of_the_testbed(name, shards, tmp_path):
+    shipped = yaml.safe_load(Path(f"conf/loader/{name}.yaml").read_text())["daemon"]
+    with serving(Node("storage", "test"), "127.0.0.1", shards, shipped, tmp_path / "log") as daemon:
+        argv = Path(f"/proc/{daemon.child.pid}/cmdline").read_bytes().split(b"\0")
+    assert argv[argv.index(b"--congestion") + 1] == b"kernel"
 
 
 def test_options_are_flags_and_what_is_off_is_left_out(shards, tmp_path):

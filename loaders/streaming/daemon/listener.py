@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from loaders.errors import LoaderConfigError, StreamError
+from loaders.streaming.daemon.authentication import is_loopback
 from loaders.streaming.daemon.counters import log
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
@@ -104,6 +105,8 @@ _OWN, _OWN_PER_THREAD = 32, 2
 """Descriptors that a daemon opens for itself: 18 with one of ZeroMQ's threads, and two for every further one."""
 _UNLIMITED = 2**20
 """What a limit of descriptors without end is taken for."""
+_KERNELS, _PREFERRED = "kernel", "bbr"
+"""The option for the kernel's congestion control; the one that is chosen without the option."""
 _AVAILABLE_CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 _ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
@@ -114,7 +117,9 @@ class Listener:
     def __init__(self, host: str, port: int, *, send_buffer: int | None = None, congestion: str | None = None) -> None:
         """Listen on a numeric host and a port, any free one for 0.
 
-        Connections inherit `send_buffer`, in bytes, and the name of a congestion control; None leaves the kernel's.
+        Connections inherit `send_buffer`, in bytes, and the congestion control; None leaves TCP's own tuning of the
+        buffer. `congestion` None is bbr where clients are on other hosts and the kernel has it; "kernel" leaves the
+        kernel's.
 
         Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a congestion control that
         cannot be had.
@@ -130,7 +135,10 @@ class Listener:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
             if send_buffer is not None:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-            if congestion is not None:
+            if congestion is None and not is_loopback(host):
+                with suppress(OSError):  # the kernel has none, or not for this user
+                    self._set_congestion(_PREFERRED)
+            elif congestion not in (None, _KERNELS):
                 self._choose(congestion)
             self._bind(address)
             self._socket.listen(_BACKLOG)
@@ -174,9 +182,12 @@ class Listener:
                     raise
                 time.sleep(0.05)
 
+    def _set_congestion(self, name: str) -> None:
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+
     def _choose(self, congestion: str) -> None:
         try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+            self._set_congestion(congestion)
         except OSError as error:
             advice = (
                 f"this kernel has {_AVAILABLE_CONGESTION.read_text().strip()} (modprobe tcp_{congestion} may add it)"

@@ -264,3 +264,27 @@ def test_a_congestion_control_is_that_of_every_connection_and_an_unknown_one_is_
         assert name.rstrip(b"\0") == b"reno"
     with pytest.raises(LoaderConfigError, match="--congestion nothing"):
         Listener("127.0.0.1", 0, congestion="nothing")
+
+
+CONTROLS = """
+import sys
+from pathlib import Path
+from loaders.streaming.daemon.listener import Listener
+Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
+for host, control in (("0.0.0.0", None), ("127.0.0.1", None), ("0.0.0.0", "kernel"), ("0.0.0.0", "reno")):
+    listener = Listener(host, 0, congestion=control)
+    print(listener.congestion)
+    listener.close()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    os.geteuid() != 0 or "bbr" not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(),
+    reason="needs root for a network namespace, and bbr in the kernel",
+)
+def test_bbr_is_chosen_for_clients_on_other_hosts_unless_another_one_is_named() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", CONTROLS], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["bbr", "reno", "reno", "reno"]
