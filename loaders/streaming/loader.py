@@ -26,7 +26,6 @@ from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_dec
 from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
 from loaders.records.record_loader import RecordLoader
-from loaders.records.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
@@ -62,7 +61,7 @@ class StreamingLoader(Closing):
         order: BatchOrder = "arrival",
         decode: Engine = "auto",
         num_threads: int = 2,
-        slice_records: int | None = None,
+        slice_records: int = 8,
         shuffle_window: int | None = None,
         part: tuple[int, int] = (0, 1),
         epochs_ahead: int = 1,
@@ -97,10 +96,9 @@ class StreamingLoader(Closing):
                 fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
             num_threads: Threads that decode, or processes of "torch-process" (default: 2).
             slice_records: Neighbouring records in a run; a batch is made of runs. 0 is EMLIO's plan: whole shards, and
-                batches from as many of them in turn as there are streams (default: as the daemons say that their
-                shards need, or 8 with a `shuffle_window`).
-            shuffle_window: Records that are shuffled one by one within windows of so many, 0 for none (default: as
-                the daemons say, or 0 with `slice_records`).
+                batches from as many of them in turn as there are streams (default: 8).
+            shuffle_window: Records that are shuffled one by one within windows of so many, 0 for none (default: 0, with
+                a warning where the shards were not shuffled when they were made).
             part: (i, n) takes every n-th batch of the rank from the i-th on, for one of n loaders (default: (0, 1)).
             epochs_ahead: Epochs after the current one whose batches may be requested already (default: 1).
             epochs: Number of epochs in all; another one is an error (default: no limit).
@@ -133,8 +131,8 @@ class StreamingLoader(Closing):
         self._epochs = None if epochs is None else check_whole("epochs", epochs, 1)
         self._settings: StateDict = {
             "seed": check_whole("seed", options.seed, 0),
-            "slice_records": SLICE_RECORDS if slice_records is None else slice_records,
-            "shuffle_window": SHUFFLE_WINDOW if shuffle_window is None else shuffle_window,
+            "slice_records": slice_records,
+            "shuffle_window": 0 if shuffle_window is None else shuffle_window,
             "rank": rank,
             "world_size": world_size,
             "remainder": options.remainder,
@@ -174,22 +172,21 @@ class StreamingLoader(Closing):
             raise
         close_at_exit(self)
         self._stretches = 1 if slice_records != 0 or streams == "auto" else streams
-        self._settings |= self._know_order(slice_records, shuffle_window)
+        self._settings |= {"catalog": self._client.catalog.fingerprint}
+        self._settings |= {"batch_size": self._batch_size} if slice_records == 0 else {}
+        self._warn_unless_shuffled(slice_records, shuffle_window)
         pieces = self._count_pieces()
         self._piece_records = self._batch_size // pieces
         self._fetching = Fetching(self._client, prefetch_batches, order, prefetch_step, pieces, verify, self._events)
         self._notes = tuple(self._describe(warm_bytes, wire))
 
-    def _know_order(self, slice_records: int | None, shuffle_window: int | None) -> StateDict:
-        """Return the settings of the order that depend on the data, or on other arguments."""
-        order: StateDict = {"catalog": self._client.catalog.fingerprint}
-        if slice_records is None and shuffle_window is None:
-            known = [mixing for mixing in self._client.mixings if mixing is not None]
-            order["slice_records"] = min((each.slice_records for each in known), default=SLICE_RECORDS)
-            order["shuffle_window"] = max((each.shuffle_window for each in known), default=SHUFFLE_WINDOW)
-        elif slice_records == 0:
-            order["batch_size"] = self._batch_size
-        return order
+    def _warn_unless_shuffled(self, slice_records: int, shuffle_window: int | None) -> None:
+        if shuffle_window is None and slice_records != 1 and not self._client.is_shuffled:
+            warnings.warn(
+                "the shards were not shuffled when they were made, and a batch is made of runs of neighbours: give "
+                "shuffle_window=4096 or more if samples of one class lie together in them, and shuffle_window=0 if not",
+                stacklevel=3,
+            )
 
     def _count_pieces(self) -> int:
         """Return into how many equal requests a batch is planned that is filled by sample: of at most a run each."""
@@ -204,35 +201,15 @@ class StreamingLoader(Closing):
 
     def _describe(self, warm_bytes: int, wire: WireFormat) -> Iterator[str]:
         """Yield the properties of this loader, for the report."""
-        yield self._describe_mixing()
+        slices, window = self._settings["slice_records"], self._settings["shuffle_window"]
+        within = f"records within windows of {window} of them, after " if window > 1 else ""
+        runs = f"runs of {slices} samples that are neighbours in the shards" if slices else "whole shards"
+        yield f"shuffles {within}{runs}"
         if wire == "msgpack":
             yield "receives every batch as one msgpack message, in which the daemon has copied its records"
         if warm_bytes:
             yield f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections"
         yield from self._decoder.notes if self._decoder else ("yields encoded images, not decoded",)
-
-    def _describe_mixing(self) -> str:
-        """Return how samples are shuffled and how well classes are mixed; warn where that is too little."""
-        slices, window = self._settings["slice_records"], self._settings["shuffle_window"]
-        within = f"records within windows of {window} of them, after " if window > 1 else ""
-        runs = f"runs of {slices} samples that are neighbours in the shards" if slices else "whole shards"
-        how = f"shuffles {within}{runs}"
-        counted = [(each, None if each is None else each.classes(slices, window)) for each in self._client.mixings]
-        figures = [(classes / each.shuffled, classes, each) for each, classes in counted if each and classes]
-        # With daemons that hold different shards, a batch is of one daemon's part of a window.
-        is_shared = window > 1 and len(set(self._client.placement.groups)) > 1
-        if len(figures) < len(counted) or is_shared:
-            return f"{how}; how well that mixes classes was not measured"
-        share, classes, worst = min(figures, key=lambda figure: figure[0])
-        measured = f"a batch of {BATCH} has {classes:.3g} classes where a full shuffle has {worst.shuffled:.3g}"
-        if share < ENOUGH:
-            warnings.warn(
-                f"{measured}: samples of a class lie together in the shards, and slice_records={slices} with "
-                f"shuffle_window={window} mixes them too little; leave both out, or give slice_records="
-                f"{worst.slice_records} and shuffle_window={worst.shuffle_window} for {worst.chosen:.3g} classes",
-                stacklevel=3,
-            )
-        return f"{how}; {measured}"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, masked_c
 from loaders.tfdata.elements import Elements
 from loaders.tfdata.tensorflow import Element
 
-ADVICE: Final = "check the shards with `python -m loaders.streaming verify` on the storage node"
+ADVICE: Final = "copy or convert the shards again on the storage node"
 _LENGTH_BYTES: Final = 8
 
 

@@ -81,28 +81,10 @@ def parse(record: tf.Tensor, told: dict) -> None:
         wanted = {
             "image/encoded": tf.io.FixedLenFeature([], tf.string),
             "image/class/label": tf.io.FixedLenFeature([], tf.int64),
-            "image/object/bbox/xmin": tf.io.VarLenFeature(tf.float32),
-            "image/object/class/label": tf.io.VarLenFeature(tf.int64),
         }
         parsed = tf.io.parse_single_example(record, wanted)
         told["decoded shape"] = tf.io.decode_jpeg(parsed["image/encoded"]).shape.as_list()
         told["parsed label"] = int(parsed["image/class/label"])
-        told["parsed xmin"] = tf.sparse.to_dense(parsed["image/object/bbox/xmin"]).numpy().tolist()
-        told["parsed classes"] = tf.sparse.to_dense(parsed["image/object/class/label"]).numpy().tolist()
-    if "volume/encoded" in told:
-        wanted = {
-            "volume/encoded": tf.io.FixedLenFeature([], tf.string),
-            "volume/shape": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True),
-            "volume/dtype": tf.io.FixedLenFeature([], tf.string),
-        }
-        parsed = tf.io.parse_single_example(record, wanted)
-        dtype = tf.as_dtype(parsed["volume/dtype"].numpy().decode())
-        volume = tf.reshape(tf.io.decode_raw(parsed["volume/encoded"], dtype), parsed["volume/shape"])
-        told["volume"] = volume.numpy().tolist()
-    if "audio/encoded" in told:
-        parsed = tf.io.parse_single_example(record, {"audio/encoded": tf.io.FixedLenFeature([], tf.string)})
-        samples, rate = tf.audio.decode_wav(parsed["audio/encoded"])
-        told["decoded audio"] = [*samples.shape.as_list(), int(rate)]
 
 
 if __name__ == "__main__":

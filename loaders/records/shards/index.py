@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from loaders.errors import ShardError
 from loaders.npy import load_npy
-from loaders.records.shards.mixing import Mixing, measure_mixing
 
 RECORD = np.dtype(
     [
@@ -66,8 +65,8 @@ class ShardSet:
     key: str
     """What the dataset was converted from, as the caller named it."""
     shards: tuple[Shard, ...]
-    mixing: Mixing | None = None
-    """How well classes are mixed, as its manifest says; None in those of older versions."""
+    is_shuffled: bool = True
+    """Whether its records were shuffled when the shards were written."""
 
     @property
     def samples(self) -> int:
@@ -88,7 +87,7 @@ class ShardSet:
         key, paths = _listed(root)
         with ThreadPoolExecutor(_READERS) as threads:
             shards = tuple(threads.map(load_index, paths))
-        return cls(root, key, shards, Mixing.of(load_manifest(root).get("mixing")))
+        return cls(root, key, shards, load_manifest(root).get("seed") is not None)
 
     def sorted_by_name(self) -> ShardSet:
         """Return the same dataset with its shards in the order of their names."""
@@ -109,14 +108,12 @@ def save_index(shard: Path, records: Records) -> None:
         np.save(file, records.astype(RECORD, copy=False), allow_pickle=False)
 
 
-def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path], **more: object) -> None:
-    """Write the manifest that makes a folder a shard folder, with how well the order of its records mixes classes."""
+def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path]) -> None:
+    """Write the manifest that makes a folder a shard folder; `seed` is None where the records were not shuffled."""
     content = {
         "format": _FORMAT,
         "key": key,
         "seed": seed,
-        "mixing": asdict(measure_mixing([load_index(shard).records["label"] for shard in shards])),
-        **more,
         "shards": [{"name": shard.name, "bytes": shard.stat().st_size} for shard in shards],
     }
     with write_atomically(root / MANIFEST) as file:

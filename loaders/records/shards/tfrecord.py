@@ -101,31 +101,25 @@ def _length_crc(length: int) -> int:
     return masked_crc32c(length.to_bytes(8, "little"))
 
 
-def read_records(path: Path, sizes: Sequence[int] | None = None) -> Iterator[memoryview]:
+def read_records(path: Path) -> Iterator[memoryview]:
     """Yield the payload of every record in file order, checksums checked.
-
-    `sizes` are what an index says of the records, in bytes; a record of another size is an error.
 
     Raises ShardError naming the file and the byte at which it is cut short, damaged or no TFRecord at all.
     """
     try:
         with path.open("rb", buffering=_BUFFER_BYTES) as file:
             size = path.stat().st_size
-            offset = number = 0
+            offset = 0
             while offset < size:
                 where = f"{path} at byte {offset}"
-                expected = None if sizes is None or number >= len(sizes) else sizes[number]
-                record = _read(cast(BufferedReader, file), size - offset, where, expected)
+                record = _read(cast(BufferedReader, file), size - offset, where)
                 yield check_record(record, where)
                 offset += len(record)
-                number += 1
     except OSError as error:
         raise ShardError(f"{path}: {error.strerror or error}") from error
-    if sizes is not None and number != len(sizes):
-        raise ShardError(f"{path}: {number} records, {len(sizes)} in its index; index the folder again")
 
 
-def _read(file: BufferedReader, left: int, where: str, expected: int | None) -> bytearray:
+def _read(file: BufferedReader, left: int, where: str) -> bytearray:
     """Return the next record of a file of which so many bytes are left."""
     header = file.read(HEADER_BYTES)
     if len(header) < HEADER_BYTES:
@@ -141,8 +135,6 @@ def _read(file: BufferedReader, left: int, where: str, expected: int | None) -> 
     size = HEADER_BYTES + length + FOOTER_BYTES
     if size > left:
         raise ShardError(f"{where}: the file ends within a record of {length} bytes; copy or convert it again")
-    if expected is not None and size != expected:
-        raise ShardError(f"{where}: a record of {size} bytes, {expected} in its index; index the folder again")
     record = bytearray(size)
     record[:HEADER_BYTES] = header
     if file.readinto(memoryview(record)[HEADER_BYTES:]) != size - HEADER_BYTES:

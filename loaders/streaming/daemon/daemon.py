@@ -75,7 +75,6 @@ class Daemon(Closing):
         """Connections beyond which no further one is taken."""
         self.counters = DaemonCounters()
         self._store = store
-        self._mixing = asdict(store.mixing)
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
         self._socket = ServerSocket(host, listener, threads=threads, keys=keys, no_auth=no_auth)
@@ -165,7 +164,7 @@ class Daemon(Closing):
             "clients": len(self._socket.connections),
             "max_clients": self.max_connections,
             "congestion": self.congestion,
-            "mixing": self._mixing,
+            "is_shuffled": self._store.is_shuffled,
             "rejected": self._socket.rejected,
             "rss_bytes": read_resident_bytes(),
             "anonymous_bytes": read_anonymous_bytes(),

@@ -17,7 +17,6 @@ from energymon.system.closing import Closing
 from loaders.errors import ShardError, WireError
 from loaders.records.planner import Slice
 from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
-from loaders.records.shards.mixing import measure_mixing
 from loaders.records.shards.tfrecord import count_intact
 from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
 from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
@@ -97,8 +96,8 @@ class ShardStore(Closing):
         served = _map_folder(shards, links_into) if isinstance(shards, Path) else shards
         self._served = served
         opened = served.opened.shards
-        self.mixing = served.opened.mixing or measure_mixing([shard.records["label"] for shard in opened])
-        """How well classes are mixed, and in which order well enough."""
+        self.is_shuffled = served.opened.is_shuffled
+        """Whether the records were shuffled when the shards were made."""
         described = []
         for shard in opened:
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)

@@ -21,7 +21,6 @@ import zmq
 from energymon.system.closing import Closing
 from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
-from loaders.records.shards.mixing import Mixing
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.growth import (
     AUTO_MAX_STREAMS,
@@ -158,9 +157,9 @@ class DaemonConnections(Closing):
         return sum(len(session.streams) for session in self._sessions)
 
     @property
-    def mixings(self) -> list[Mixing | None]:
-        """How well classes are mixed in every daemon's shards, None where it does not say."""
-        return [session.mixing for session in self._sessions]
+    def is_shuffled(self) -> bool:
+        """Whether the records of all daemons were shuffled when their shards were made."""
+        return all(session.is_shuffled for session in self._sessions)
 
     @property
     def transport(self) -> str:

@@ -17,7 +17,6 @@ from energymon.system.closing import Closing
 from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.records.planner import Slice
-from loaders.records.shards.mixing import Mixing
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.protocol import (
     MAX_PADDING,
@@ -101,8 +100,8 @@ class DaemonSession(Closing):
         """The daemon's shards."""
         self.congestion = str(report.fields.get("congestion", "unknown"))
         """TCP's congestion control on the daemon's side."""
-        self.mixing = Mixing.of(report.fields.get("mixing"))
-        """How well classes are mixed in the shards; None of a daemon of an older version."""
+        self.is_shuffled = report.fields.get("is_shuffled") is True
+        """Whether the records were shuffled when the shards were made."""
         self._open_stream = functools.partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
         try:
             self.connect(streams)

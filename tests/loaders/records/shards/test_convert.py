@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,14 @@ def test_a_missing_sample_is_named_and_nothing_is_left(samples: Samples, tmp_pat
     with pytest.raises(SampleError, match="sample 4, "):
         convert(grown, tmp_path / "out", key="a")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fifo_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    os.mkfifo(tmp_path / "in/00.jpg")
+    samples = Samples(tmp_path / "in", ("00.jpg",), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    with pytest.raises(SampleError, match=rf"sample 0, {tmp_path}/in/00\.jpg"):
+        convert(samples, tmp_path / "out", key="a")
 
 
 def test_nothing_to_convert_is_refused(samples: Samples, tmp_path: Path) -> None:

@@ -93,17 +93,6 @@ def test_a_payload_in_parts_makes_the_same_record() -> None:
     assert buffer.getvalue() == bytes(_record(b"headpayload")) and size == len(buffer.getvalue())
 
 
-def test_records_of_other_sizes_or_number_than_indexed_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(_record(b"first") + _record(b"second"))
-    assert list(read_records(path, [21, 22])) == [b"first", b"second"]
-    with pytest.raises(ShardError, match=r"at byte 21: .*22.*23"):
-        list(read_records(path, [21, 23]))
-    for sizes, number in ([21], 1), ([21, 22, 23], 3):
-        with pytest.raises(ShardError, match=f"2 .*{number}"):
-            list(read_records(path, sizes))
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"gone\.tfrecord"):
         next(read_records(tmp_path / "gone.tfrecord"))
