@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
-from loaders.errors import LoaderConfigError, LoaderError
+from loaders.errors import LoaderConfigError, LoaderError, SplitError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
@@ -21,9 +21,11 @@ from loaders.nosql.options import DaemonOptions
 from loaders.nosql.schema import PORT, Table
 from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import Login
-from loaders.nosql.splits.commands import add_commands
-from loaders.records.shards.commands import progress_bar
+from loaders.records.shards.commands import Commands, progress_bar
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
+
+_SHOWN = 8
+"""Classes of a split that are printed."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,9 +110,87 @@ def main(argv: list[str] | None = None) -> int:
     keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
     keygen.set_defaults(run=_keygen)
 
-    add_commands(commands)
+    _add_splits(commands)
     arguments = parser.parse_args(argv)
     return run_command(lambda: arguments.run(arguments))
+
+
+def _add_splits(commands: Commands) -> None:
+    splits = commands.add_parser(
+        "splits",
+        allow_abbrev=False,
+        help="make training, validation and test splits, or folds, of a dataset's metadata",
+        description="Make splits of the samples that a file or a database lists, store them and print a report. No "
+        "entity, such as a patient, is in two splits. The same metadata, arguments and seed give the same splits.",
+    )
+    source = splits.add_mutually_exclusive_group(required=True)
+    source.add_argument("--metadata", type=Path, metavar="FILE", help="Parquet or CSV file with a row for each sample")
+    source.add_argument("--endpoint", metavar="cassandra://HOST:PORT/KEYSPACE.NAME", help="dataset of a database")
+    splits.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
+    splits.add_argument(
+        "--id", metavar="COLUMN", help="column of the ids (default: id of a file, sample_id of a database)"
+    )
+    splits.add_argument("--label", metavar="COLUMN", help="column of the classes")
+    splits.add_argument("--entity", metavar="COLUMN", help="column of the entities, such as patient_id")
+    splits.add_argument(
+        "--proportions",
+        type=_read_proportions,
+        default={},
+        metavar="NAME=SHARE,...",
+        help="share of the samples of each split: train=0.8,validation=0.1,test=0.1; the sum is 1, with --folds less",
+    )
+    splits.add_argument("--folds", type=int, default=0, metavar="K", help="K folds of what the proportions leave")
+    splits.add_argument(
+        "--balance",
+        choices=("stratified", "equal", "none"),
+        help="stratified: classes in the proportions of the dataset; equal: as many samples of each class in a split, "
+        "the surplus left out; none: without regard to classes (default: stratified with --label)",
+    )
+    splits.add_argument("--seed", type=int, default=0, help="of the random choices (default: %(default)s)")
+    splits.add_argument(
+        "--out", type=Path, required=True, metavar="FILE.parquet", help="file of ids and splits to write"
+    )
+    splits.set_defaults(run=_make_splits)
+
+
+def _read_proportions(text: str) -> dict[str, float]:
+    try:
+        pairs = [(name.strip(), float(share)) for name, _, share in (each.partition("=") for each in text.split(","))]
+    except ValueError:
+        pairs = []
+    if not pairs or len(dict(pairs)) != len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=SHARE, each name once: train=0.8,test=0.2")
+    return dict(pairs)
+
+
+def _make_splits(arguments: argparse.Namespace) -> None:
+    from loaders.nosql.splits import SAMPLE_ID, describe, fetch_metadata, make_splits, read_metadata, save_splits
+
+    columns = {"label": arguments.label, "entity": arguments.entity}
+    if arguments.endpoint is not None:
+        table = Table.parse(arguments.endpoint)
+        metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=_log_in(arguments.keys), **columns)
+    else:
+        if arguments.out.absolute() == arguments.metadata.absolute():
+            raise SplitError(f"--out {arguments.out} would replace the metadata: choose another name")
+        metadata = read_metadata(arguments.metadata, id=arguments.id or "id", **columns)
+    splits = make_splits(
+        metadata, arguments.proportions, folds=arguments.folds, balance=arguments.balance, seed=arguments.seed
+    )
+    report = describe(splits, metadata)
+    save_splits(splits, arguments.out, report)
+    for name, part in report.items():
+        counts = [f"{part['samples']} samples", *([f"{part['entities']} entities"] if "entities" in part else [])]
+        shares = [f"{label} {count}" for label, count in sorted(part.get("classes", {}).items())[:_SHOWN]]
+        sys.stdout.write(f"{name}: {', '.join(counts)}{'; classes: ' if shares else ''}{', '.join(shares)}\n")
+    sys.stdout.write(f"{arguments.out}: stored\n")
+
+
+def _log_in(keys: Path | None) -> Login | None:
+    if keys is None:
+        return None
+    client = load_client_keys(keys)
+    return Login(USER, client.password, client.context())
 
 
 def _copies(text: str) -> int:
@@ -172,15 +252,11 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
 def _ingest(arguments: argparse.Namespace) -> None:
     table = Table.parse(Table(arguments.host, arguments.port, arguments.keyspace, arguments.name).endpoint)
-    login = None
-    if arguments.keys is not None:
-        keys = load_client_keys(arguments.keys)
-        login = Login(USER, keys.password, keys.context())
     with progress_bar("samples stored") as bar:
         stored = ingest(
             arguments.shards,
             table,
-            login=login,
+            login=_log_in(arguments.keys),
             progress=bar,
             replication=arguments.replication,
             timeout_s=arguments.timeout_s,
