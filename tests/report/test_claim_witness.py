@@ -14,12 +14,12 @@ import yaml
 
 from harness.config import list_packaged
 from harness.config.specs import Experiment
-from harness.errors import ResultsError
+from harness.errors import ConfigError
 from harness.report.claims import FAIL, PASS
+from harness.report.claims.definition import Definition
 from harness.report.claims.reader import make_definitions, read_claims
 from harness.report.claims.rows import Row, make_claim_rows
 from harness.report.claims.verdict import evaluate
-from harness.report.claims.witness import make_witness
 from harness.results.cells import CellRecord
 from harness.results.epoch_row import EpochRow, write_rows
 from harness.results.files import parse_value, write_json
@@ -27,40 +27,43 @@ from harness.results.folder import Plan, RunFolder
 from harness.results.metrics import EpochMetrics
 from harness.results.reader import read_results
 from tests.report.conftest import hash_of, write_config
+from tests.report.witness import make_witness
+
+
+def is_decidable(definition: Definition) -> bool:
+    """Whether some run meets the claim and another one fails it."""
+    try:
+        made = [(verdict, evaluate(definition, make_witness(definition, verdict))) for verdict in (PASS, FAIL)]
+    except ConfigError:
+        return False
+    return all(claim.verdict == verdict for verdict, claim in made)
 
 
 def test_every_claim_passes_on_one_run_and_fails_on_another() -> None:
     definitions = make_definitions()
     assert len(definitions) > 100
-    for definition in definitions:
-        for verdict in (PASS, FAIL):
-            claim = evaluate(definition, make_witness(definition, verdict))
-            assert claim.verdict == verdict, (definition.id, claim)
+    assert [definition.id for definition in definitions if not is_decidable(definition)] == []
 
 
 @pytest.mark.parametrize(
-    ("claim", "message"),
+    "claim",
     [
-        ({"metric": "gpu_util", "is": "at_most", "paper": 1}, "no value from 0 to 1, .* is a FAIL"),
-        ({"metric": "busy_share", "is": "at_least", "paper": 0.9, "tolerance": {"absolute": 0.9}}, "is a FAIL"),
-        ({"metric": "gpu_util", "is": "above", "paper": 1}, "no value from 0 to 1, .* is a PASS"),
-        ({"is": "above", "paper": 0, "over": {"loader": "pytorch"}}, "is a FAIL"),
-        ({"is": "at_least", "paper": 0}, "is a FAIL"),
-        ({"is": "at_least", "paper": 0, "each": {"rtt_ms": [1, 10]}, "combine": "spread"}, "is a FAIL"),
-        ({"is": "within", "paper": 5, "each": {"loader.num_workers": [1, 2]}, "combine": "knee"}, "is a PASS"),
-        ({"is": "within", "paper": 2, "over": {"loader": "dali"}}, "no run gets PASS"),
-        ({"is": "at_most", "paper": 1, "needs": {"epoch_s": 3}}, "no run gets PASS"),
-        ({"is": "below", "paper": 1, "over": {"loader": ["dali", "pytorch"]}}, "no run gets PASS"),
+        {"metric": "gpu_util", "is": "at_most", "paper": 1},
+        {"metric": "busy_share", "is": "at_least", "paper": 0.9, "tolerance": {"absolute": 0.9}},
+        {"metric": "gpu_util", "is": "above", "paper": 1},
+        {"is": "at_least", "paper": 0},
+        {"is": "within", "paper": 5, "each": {"loader.num_workers": [1, 2]}, "combine": "knee"},
+        {"is": "within", "paper": 2, "over": {"loader": "dali"}},
+        {"is": "below", "paper": 1, "over": {"loader": ["dali", "pytorch"]}},
+        {"is": "at_most", "paper": 1, "needs": {"sample_kb": [140, 90]}},
     ],
 )
-def test_a_claim_that_no_run_can_meet_or_none_can_fail_is_refused(
-    tmp_path: Path, claim: dict[str, Any], message: str
-) -> None:
+def test_a_claim_that_no_run_can_meet_or_none_can_fail_is_found(tmp_path: Path, claim: dict[str, Any]) -> None:
     whole = {"id": "one", "figure": "f", "text": "It is so.", "section": "s", "metric": "duration_s"}
     path = tmp_path / "paper.yaml"
     path.write_text(yaml.safe_dump({"paper": "P", "claims": [{**whole, "of": {"loader": "dali"}, **claim}]}))
-    with pytest.raises(ResultsError, match=f"claim one: .*{message}"):
-        read_claims(path)
+    (definition,) = read_claims(path)
+    assert not is_decidable(definition)
 
 
 def write_folder(folder: Path, rows: Sequence[Row]) -> Path:

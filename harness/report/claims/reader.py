@@ -19,7 +19,6 @@ from harness.errors import ConfigError, ResultsError
 from harness.report import papers
 from harness.report.claims.definition import Definition, Needs, Side, Values
 from harness.report.claims.metrics import METRICS, OF_SETUP
-from harness.report.claims.witness import check_decidable
 from harness.report.claims.words import STYLES, Bound, Style
 from harness.report.labels import spell
 from harness.results.files import refuse_damage
@@ -48,10 +47,7 @@ def read_claims(path: Path) -> tuple[Definition, ...]:
     for number, entry in enumerate(whole.claims, 1):
         name = entry.get("id", f"number {number}") if isinstance(entry, Mapping) else f"number {number}"
         with _naming(f"{path}, claim {name}"):
-            made = [parse(_Entry, one).definition(source, values) for one in _expand(entry)]
-            for one in made:
-                check_decidable(one)
-            found += made
+            found += [parse(_Entry, one).definition(source, values) for one in _expand(entry)]
     twice = [one.id for one in found if [other.id for other in found].count(one.id) > 1]
     if twice:
         raise ResultsError(f"{path}: id {twice[0]} is there twice; each claim has one of its own")

@@ -1,4 +1,4 @@
-"""Rows on which a claim is PASS and rows on which it is FAIL, made from its predicate; it needs both (pure)."""
+"""Rows on which a claim is PASS and rows on which it is FAIL, made from its predicate; a sound claim has both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from harness.errors import ConfigError
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import find_range
 from harness.report.claims.rows import Row
-from harness.report.claims.verdict import evaluate
-from harness.report.claims.words import FAIL, PASS, Bound, Verdict
+from harness.report.claims.words import Bound, Verdict
 from harness.report.intervals import Interval
 
 _ELSEWHERE: Final = {"workload": "any", "loader": "any", "regime": "any", "rtt_ms": 0.0}
@@ -21,17 +20,6 @@ _KEYS: Final = (1, 2, 4)
 """Values of a key of which a claim names none."""
 _WORSE: Final = 0.5
 """Value below the knee, over that from the knee on."""
-
-
-def check_decidable(definition: Definition) -> None:
-    """Refuse a claim that no run can meet, or that none can fail. Raises ConfigError."""
-    for verdict in (PASS, FAIL):
-        claim = evaluate(definition, make_witness(definition, verdict))
-        if claim.verdict != verdict:
-            raise ConfigError(
-                f"no run gets {verdict} ({claim.verdict}: {claim.reason}); expected of, over and is of which some runs "
-                "meet the claim and others do not"
-            )
 
 
 def make_witness(definition: Definition, verdict: Verdict) -> tuple[Row, ...]:
