@@ -64,7 +64,7 @@ bench: setup server mosaic ansible ## the benchmarks, and the tables of the docs
 
 lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra dev --extra nosql --extra s3 pyproject.toml --output-file requirements.lock
+	  --python-version 3.11 --extra dev --extra nosql pyproject.toml --output-file requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
 	cp requirements.lock playbooks/mosaic.lock  # versions to prefer, so that files are shared

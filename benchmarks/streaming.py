@@ -19,7 +19,7 @@ from statistics import median, quantiles
 
 import yaml
 from bench import REPO, Line, at_least, at_most, judge_ratios, make_parser, memory_folder, run, spread
-from streaming_rig import LOCAL, Keys, Rig, Shards, make_jpeg, make_shards, open_rig, open_star, open_store, split
+from streaming_rig import LOCAL, Keys, Rig, Shards, make_jpeg, make_shards, open_rig, open_star, split
 
 from harness.testbed.link import LinkKind
 from loaders.streaming.keys import make_keys
@@ -347,64 +347,8 @@ def daemons(bench: Bench) -> Iterator[Line]:
         yield at_least(f"{count} daemons, 1 Gbit/s each: of linear", 0.95, linear, measured, ours=seen, theirs=theirs)
 
 
-def objects(bench: Bench) -> Iterator[Line]:
-    """Serve from an object store on this host: through an empty cache, from a full one, and beside a folder."""
-    seen: dict[str, list[float]] = {"folder": [], "empty": [], "full": [], "restarted": []}
-    cpu_s: dict[str, list[float]] = {"folder": [], "restarted": []}
-    orders = {"streams": FLOWS, "window": "auto", "epochs": 3}
-
-    def gbit(seconds: float) -> float:
-        return 8e-9 * bench.small.nbytes / seconds
-
-    with open_store(LOCAL.storage, bench.temporary, bench.small) as options:
-        for turn in range(2 if bench.quick else 5):
-            cache = bench.temporary / f"cache-{turn}"
-            with LOCAL.daemon(bench.small) as daemon:
-                got = LOCAL.receive([daemon], **orders)
-                seen["folder"].append(gbit(median(got.epoch_s[1:])))
-                cpu_s["folder"].append(1e9 * got.daemon_cpu_s / got.nbytes)
-            with LOCAL.daemon(bench.small, *options, "--cache", str(cache)) as daemon:
-                first, *others = LOCAL.receive([daemon], **orders).epoch_s
-                seen["empty"].append(gbit(first))
-                seen["full"].append(gbit(median(others)))
-            with LOCAL.daemon(bench.small, *options, "--cache", str(cache)) as daemon:
-                got = LOCAL.receive([daemon], **orders)
-                seen["restarted"].append(gbit(median(got.epoch_s[1:])))
-                cpu_s["restarted"].append(1e9 * got.daemon_cpu_s / got.nbytes)
-            shutil.rmtree(cache)
-    for kind, asked in (("empty", None), ("full", 0.9), ("restarted", 0.9)):
-        ratio, words = paired(seen[kind], seen["folder"])
-        words += f"; {median(seen[kind]):.2f} of {median(seen['folder']):.2f} Gbit/s)"
-        yield at_least(f"object store, {kind} cache: goodput over a folder's", asked, ratio, words, ".2f", **seen)
-    ratio, words = paired(cpu_s["restarted"], cpu_s["folder"])
-    words += f"; {median(cpu_s['restarted']):.2f} of {median(cpu_s['folder']):.2f} s/GB)"
-    yield at_most("object store, full cache: the daemon's CPU time over a folder's", 1.1, ratio, words, ".2f", **cpu_s)
-
-
-def far_objects(bench: Bench) -> Iterator[Line]:
-    """Serve from an object store behind a link of 1 Gbit/s, through an empty cache, beside iperf3 on that link."""
-    rig, here = bench.rig, Rig(bench.rig.storage, bench.rig.storage)
-    rig.set(0.0, 10.0)
-    with open_store(rig.compute, bench.temporary, bench.small) as options:
-        for rtt_ms in (0.1, 20.0, 150.0):
-            rig.set(rtt_ms, 1.0)
-            cache = bench.temporary / f"cache-{rtt_ms:g}"
-            with here.daemon(bench.small, *options, "--cache", str(cache)) as daemon:
-                epoch_s = here.receive([daemon], streams=FLOWS, window=32, epochs=1).epoch_s[0]
-            shutil.rmtree(cache)
-            ours = 8e-9 * bench.small.nbytes / epoch_s
-            theirs = rig.iperf(flows=STREAMS, seconds=3, omit_s=1 + round(20 * rtt_ms / 1e3)).gbit
-            what = f"object store {rtt_ms:g} ms away, empty cache: goodput over iperf3's, 1 Gbit/s"
-            words = f"{ours / theirs:.2f} ({ours:.3f} of {theirs:.3f} Gbit/s)"
-            yield at_least(what, None, ours / theirs, words, ours=ours, theirs=theirs)
-
-
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
-    each.__name__: each
-    for each in (
-        *(goodput, fast, loss, distance, distance_cpu, cpu, figures, mixing, memory, daemons),
-        *(objects, far_objects),
-    )
+    each.__name__: each for each in (goodput, fast, loss, distance, distance_cpu, cpu, figures, mixing, memory, daemons)
 }
 
 

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from harness.testbed.link.tcp import tune_tcp
 from loaders.base import Samples
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet, index_path, save_manifest
-from loaders.shared.objects.keys import make_keys as make_object_keys
 
 LOOPBACK = "127.0.0.1"
 IPERF_PORT = 5201
@@ -279,41 +277,4 @@ def open_star(count: int, *, rate_gbit: float) -> Iterator[list[Rig]]:
 
 
 LOCAL = Rig(Place(), Place())
-_STORE = """
-import sys
-from pathlib import Path
-from loaders.shared.objects.keys import load_keys
-from loaders.shared.objects.server import ObjectServer
-with ObjectServer(load_keys(sys.argv[1]), sys.argv[2], folder=Path(sys.argv[3])) as server:
-    server.make_bucket("bench")
-    print(server.endpoint, flush=True)
-    sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def open_store(place: Place, folder: Path, shards: Shards) -> Iterator[list[str]]:
-    """Upload shards to an object store in a place, and yield the options with which a daemon serves them from there.
-
-    Raises TestbedError when the store does not start, or the shards cannot be uploaded.
-    """
-    keys, _ = make_object_keys(folder / "object-keys")
-    argv = [sys.executable, "-c", _STORE, str(keys), place.address, str(folder / "objects")]
-    process = place.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None and process.stdin is not None
-        endpoint = process.stdout.readline().strip()
-        if not endpoint:
-            raise TestbedError("the object store did not start")
-        where = ["--s3-endpoint", endpoint, "--s3-keys", str(keys)]
-        argv = [sys.executable, "-m", "loaders.streaming", "upload", str(shards.root), "s3://bench/shards", *where]
-        if place.popen(argv, stdout=subprocess.DEVNULL).wait(PATIENCE_S):
-            raise TestbedError(f"{shards.root} could not be uploaded")
-        yield ["--root", "s3://bench/shards", *where]
-    finally:
-        process.communicate()
-        for part in ("objects", "object-keys"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-
-
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

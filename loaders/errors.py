@@ -45,7 +45,3 @@ class ShardError(LoaderError):
 
 class SplitError(LoaderError):
     """Splits of a dataset cannot be made as asked, or stored ones are missing, malformed or damaged."""
-
-
-class ObjectStoreError(LoaderError):
-    """An object store cannot be reached, refuses, or has another object than was expected."""

@@ -85,12 +85,6 @@ def check_daemon(loader: LoaderSpec) -> None:
             raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
     if loader.secure and "keys" not in known:
         raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no keys; set it to false")
-    encrypt = given.pop("encrypt", None)
-    if encrypt is not None and encrypt != loader.secure:
-        raise ConfigError(
-            f"{where}.encrypt={encrypt}: secure alone decides now: loaders.{loader.key}.secure=true encrypts and "
-            "authenticates the whole stream, false nothing of it; leave encrypt out"
-        )
     parse(options, {key: value for key, value in given.items() if value is not None} | {"root": Path()}, where)
 
 

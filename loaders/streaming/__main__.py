@@ -6,8 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
-from loaders.shared.daemon_flags import add_flags, flag_of, read_flags, resolve_address, run_command
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 
@@ -73,24 +71,6 @@ def _add_own_commands(commands: Commands) -> None:
     keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
     keygen.set_defaults(run=_keygen)
 
-    upload = commands.add_parser(
-        "upload",
-        allow_abbrev=False,
-        help="copy a shard folder to an object store",
-        description="Copy a shard folder to an S3-compatible object store, from where `serve --root s3://…` serves it. "
-        "The manifest comes last. Started again, it sends only files that are missing or differ, by size and ETag.",
-    )
-    upload.add_argument("folder", type=Path, metavar="DIR", help="shard folder")
-    upload.add_argument("url", metavar="s3://BUCKET/PREFIX", help="where to; the bucket has to exist")
-    for name in ("s3_endpoint", "s3_keys"):
-        field = DaemonOptions.model_fields[name]
-        upload.add_argument(flag_of(name), metavar=field.title, help=field.description)
-    upload.add_argument(
-        "--s3-timeout-s", type=float, default=60.0, metavar="S", help="seconds that a request may take (default: 60)"
-    )
-    upload.add_argument("--replace", action="store_true", help="replace other shards that are there")
-    upload.set_defaults(run=_upload)
-
 
 def _serve(arguments: argparse.Namespace) -> int:
     from loaders.streaming.daemon.listener import Listener, choose_send_buffer
@@ -116,39 +96,10 @@ def _serve(arguments: argparse.Namespace) -> int:
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
 
-    if isinstance(options.root, str):
-
-        def serve_objects(is_restart: bool) -> None:
-            with _open_objects(options) as store:
-                serve_once(store, is_restart)
-
-        # The client of the store has threads, which must not start before the process forks.
-        return supervise(lambda is_restart: run_command(lambda: serve_objects(is_restart)), list, log)
     with ShardStore(options.root, options.links_into) as store:
         return supervise(
             lambda is_restart: run_command(lambda: serve_once(store, is_restart)), store.find_unreadable, log
         )
-
-
-@contextmanager
-def _open_objects(options: DaemonOptions) -> Iterator[ShardStore]:
-    from loaders.shared.objects.address import ObjectAddress
-    from loaders.shared.objects.keys import load_keys
-    from loaders.streaming.daemon.store import ShardStore
-    from loaders.streaming.objects.remote import open_remote
-
-    assert isinstance(options.root, str) and options.cache is not None
-    address = ObjectAddress.parse(options.root, options.s3_endpoint)
-    opening = open_remote(
-        address,
-        load_keys(options.s3_keys),
-        cache=options.cache,
-        cache_mb=options.cache_mb,
-        timeout_s=options.s3_timeout_s,
-        log=log,
-    )
-    with opening as served, ShardStore(served) as store:
-        yield store
 
 
 def _log_start(
@@ -183,20 +134,6 @@ def _log_start(
     if not is_restart:
         sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
         sys.stdout.flush()
-
-
-def _upload(arguments: argparse.Namespace) -> None:
-    from loaders.records.shards.commands import progress_bar
-    from loaders.shared.objects.address import ObjectAddress
-    from loaders.shared.objects.bucket import Bucket
-    from loaders.shared.objects.keys import load_keys
-    from loaders.streaming.objects.upload import upload
-
-    address = ObjectAddress.parse(arguments.url, arguments.s3_endpoint)
-    bucket = Bucket(address, load_keys(arguments.s3_keys), timeout_s=arguments.s3_timeout_s)
-    with progress_bar("uploading") as progress:
-        done = upload(arguments.folder, bucket, replace=arguments.replace, progress=progress)
-    sys.stdout.write(f"{address.describe()}: {done.files} files, {done.sent} of them sent, {done.sent_bytes} bytes\n")
 
 
 def _health(arguments: argparse.Namespace) -> int:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-
-from loaders.shared.daemon_flags import flag_of
-from loaders.shared.objects.address import SCHEME
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LISTEN = "127.0.0.1:5557"
 
@@ -18,37 +15,11 @@ class DaemonOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 
-    root: Path | str = Field(
-        title="DIR",
-        description="shard folder, made by `convert`; or s3://BUCKET/PREFIX in an object store, made by `upload`",
-    )
+    root: Path = Field(title="DIR", description="shard folder, made by `convert` or `index`")
     links_into: tuple[Path, ...] = Field(
         default=(),
         title="DIR",
         description="folder into which links among the shards may lead, as `index --out` makes them; may be repeated",
-    )
-    s3_endpoint: str | None = Field(
-        default=None,
-        title="URL",
-        description="of an object store other than Amazon's, such as http://HOST:9000 (default: AWS_ENDPOINT_URL)",
-    )
-    s3_keys: Path | None = Field(
-        default=None,
-        title="FILE",
-        description="the object store's keys: a credentials file as AWS's tools have it, for its owner alone (default: "
-        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
-    )
-    s3_timeout_s: Annotated[float, Field(gt=0, le=3600)] = Field(
-        default=12.0,
-        title="S",
-        description="seconds for which a request to an object store out of reach is repeated; less than half of the "
-        "loader's timeout_s (default: 12)",
-    )
-    cache: Path | None = Field(
-        default=None, title="DIR", description="folder on a local disk that keeps what came from an object store"
-    )
-    cache_mb: Annotated[int, Field(ge=1)] = Field(
-        default=4096, title="N", description="most MiB of a dataset's records in the cache (default: 4096)"
     )
     listen: str = Field(
         default=LISTEN,
@@ -64,10 +35,6 @@ class DaemonOptions(BaseModel):
     no_auth: bool = Field(
         default=False,
         description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
-    )
-    encrypt: bool = Field(
-        default=False,
-        description="of older command lines, and changes nothing: --keys alone encrypts everything",
     )
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1, title="N", description="threads that move bytes, 1 to 64 (default: 1)"
@@ -103,24 +70,8 @@ class DaemonOptions(BaseModel):
     )
     until_eof: bool = Field(default=False, description="stop as well when standard input ends")
 
-    @field_validator("root")
-    @classmethod
-    def _read_root(cls, root: Path | str) -> Path | str:
-        return root if isinstance(root, str) and root.startswith(SCHEME) else Path(root)
-
-    @model_validator(mode="after")
-    def _check_objects(self) -> Self:
-        if isinstance(self.root, str) and self.cache is None:
-            raise ValueError(f"--root {self.root} needs --cache DIR, a folder on a local disk")
-        given = self.model_fields_set & {"cache", "cache_mb", "s3_endpoint", "s3_keys", "s3_timeout_s"}
-        if isinstance(self.root, Path) and given:
-            raise ValueError(f"{flag_of(min(given))} is for --root s3://BUCKET/PREFIX, not for a folder")
-        return self
-
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
         if self.keys is not None and self.no_auth:
             raise ValueError("--keys and --no-auth exclude each other")
-        if self.encrypt and self.keys is None:
-            raise ValueError("--encrypt needs --keys DIR, which alone encrypts everything")
         return self

@@ -95,15 +95,6 @@ def test_a_module_without_a_model_of_its_options_is_refused():
         check_daemon(loader(module="loaders.fixed"))
 
 
-@pytest.mark.parametrize(("secure", "encrypt"), [(True, False), (False, True)])
-def test_a_config_that_chose_sealing_or_encryption_by_itself_is_told_what_replaced_it(secure, encrypt):
-    told = rf"daemon\.encrypt={encrypt}: .*loaders\.streaming\.secure=true"
-    with pytest.raises(ConfigError, match=told):
-        check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": secure}))
-    check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": encrypt}))
-    check_daemon(loader(encrypt=None).model_copy(update={"secure": secure}))
-
-
 def test_what_only_the_daemon_can_know_is_told_in_its_words(shards):
     with (
         pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: .*congestion none"),

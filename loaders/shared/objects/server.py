@@ -149,10 +149,6 @@ class ObjectServer(Closing):
         finally:
             connection.close()
 
-    def make_bucket(self, name: str) -> None:
-        """Make an empty bucket, if it does not exist; MinIO takes every folder among its objects as a bucket."""
-        (self._folder / name).mkdir(exist_ok=True)
-
     @property
     def pid(self) -> int:
         """Leader of its process group."""

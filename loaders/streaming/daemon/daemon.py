@@ -170,7 +170,6 @@ class Daemon(Closing):
             "anonymous_bytes": read_anonymous_bytes(),
             "waiting": self._budget.waiting,
             **asdict(self.counters),
-            **self._store.report(),
         }
 
     def _bound_connections(self) -> None:

@@ -53,9 +53,6 @@ class Pages:
         self._nbytes = len(view)
         self._blocks: dict[int, tuple[float, bool]] = {}
 
-    keeps_loaded = False
-    """Whether `load` may return bytes, which take memory of this process."""
-
     def view(self, start: int, end: int) -> memoryview:
         """Return the bytes from `start` to `end`, not copied and not read yet."""
         return self._view[start:end]
@@ -73,8 +70,8 @@ class Pages:
         """Have the bytes from `start` to `end` read; do not wait for them."""
         _libc.madvise(*_align(self.address + start, end - start), mmap.MADV_WILLNEED)
 
-    def load(self, start: int, end: int) -> memoryview | None:
-        """Wait until the bytes from `start` to `end` are in memory; return them where a view does not show them.
+    def load(self, start: int, end: int) -> None:
+        """Wait until the bytes from `start` to `end` are in memory.
 
         Raises OSError naming the file if reading fails.
         """
@@ -83,11 +80,6 @@ class Pages:
         if _libc.madvise(address, nbytes, _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
             # EFAULT: a page cannot be read, because the file is shorter now or the disk fails.
             raise OSError(ctypes.get_errno(), "it became shorter, or its disk fails", self._name)
-        return None
-
-    def renew(self, start: int, end: int) -> bool:
-        """Replace the bytes from `start` to `end`, which are damaged, by a copy of them; return False without one."""
-        return False
 
     def _has_block(self, block: int, now: float) -> bool:
         until, whole = self._blocks.get(block, (0.0, False))

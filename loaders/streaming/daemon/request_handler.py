@@ -6,12 +6,11 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 
-from loaders.errors import DamagedError, ObjectStoreError, WireError
+from loaders.errors import DamagedError, WireError
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.send_budget import Name, Reservation, SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
@@ -40,6 +39,8 @@ _FRAME_WORTH_BYTES = 64 * 2**10
 """Mean size of slices below which an answer goes in one frame: ZeroMQ's work for a frame equals copying these."""
 _MAX_COPIED_BYTES = 32 * 2**20
 """Most bytes of records that are copied into one frame; more travel in frames of their own."""
+_DISK_THREADS = 8
+"""Threads that wait until records are read; a disk with a queue is faster."""
 _FIRST_FRAME = zmq.SNDMORE | zmq.NOBLOCK
 
 
@@ -77,7 +78,7 @@ class RequestHandler:
         self._store, self._socket, self._budget, self._counters = store, socket, budget, counters
         self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
-        self._disk = ThreadPoolExecutor(store.load_threads, thread_name_prefix="streaming-disk")
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
         self._serializers = ThreadPoolExecutor(serializers, "streaming-serializer") if serializers else None
         self._loaded: deque[_Batch] = deque()
 
@@ -93,23 +94,12 @@ class RequestHandler:
             self._count_malformed(f"a request of {len(frames)} frames, expected 1")
         elif self._budget.has_room(name):
             self.answer(name, frames[0])
-        elif (greedy := self._budget.wait(name, frames[0])) is None:
-            self._begin_to_load(frames[0])
-        else:
+        elif (greedy := self._budget.wait(name, frames[0])) is not None:
             # No client of ours asks for so much; it connects again, and asks again.
             self._counters.dropped += self._budget.forget(greedy)
             self._counters.shed += 1
             if (connection := self._socket.connections.get(greedy)) is not None:
                 connection.close()
-
-    def _begin_to_load(self, data: Buffer) -> None:
-        """Have a waiting request's records fetched, where they come from afar."""
-        if not self._store.is_remote:
-            return
-        with suppress(WireError, ObjectStoreError):  # the answer, in its turn, says what is wrong
-            request = unpack_request(data)
-            if isinstance(request, Get) and request.fingerprint == self._store.catalog.fingerprint:
-                self._store.answer(request).begin()
 
     def _count_malformed(self, reason: str) -> None:
         self._counters.malformed += 1
@@ -146,13 +136,12 @@ class RequestHandler:
         overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.records) + _RECORD_BYTES * len(answer.header.ids)
         is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.records) - 1)
         is_copied = (is_small or get.wire == "msgpack") and answer.nbytes <= _MAX_COPIED_BYTES
-        is_resident = answer.is_resident()
-        owned = overhead + (answer.nbytes if is_copied else 0) + (0 if is_resident else answer.kept_bytes)
+        owned = overhead + (answer.nbytes if is_copied else 0)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _Batch(name, get, answer, reservation, is_copied)
         if self._serializers is not None and get.wire == "msgpack":
             self._serializers.submit(self._load, batch)
-        elif is_resident and not get.check:
+        elif answer.is_resident() and not get.check:
             self._send_batch(batch)
         else:
             self._counters.from_disk += 1
@@ -164,14 +153,10 @@ class RequestHandler:
             batch.answer.load()
             if batch.get.check:
                 batch.failure = self._store.find_damage(batch.get, batch.answer)
-                if batch.failure and batch.answer.renew():
-                    batch.failure = self._store.find_damage(batch.get, batch.answer)
             if batch.is_copied and batch.get.wire == "msgpack" and not batch.failure:
                 batch.message = pack_whole(batch.answer.header, batch.answer.records)
         except OSError as error:
             batch.failure = f"{error.filename} cannot be read: {error.strerror}; restore it and restart the daemon"
-        except ObjectStoreError as error:
-            batch.failure = str(error)
         self._loaded.append(batch)
         os.eventfd_write(self._budget.wake, 1)
 
@@ -197,14 +182,9 @@ class RequestHandler:
 
     def _send_records(self, answer: Answer) -> None:
         """Send the records as the frames that follow an answer's header, not copied."""
-        last = len(answer.records) - 1
-        for index, (records, (pages, start, end)) in enumerate(zip(answer.records, answer.spans, strict=True)):
-            if pages.keeps_loaded:
-                # A frame of its own, because `send` copies small ones.
-                frame = zmq.Frame(records, copy=False)
-                self._socket.socket.send(frame, zmq.SNDMORE if index < last else 0, copy=False)
-            else:
-                self._socket.send_mapped(pages.address + start, end - start, more=index < last)
+        last = len(answer.spans) - 1
+        for index, (pages, start, end) in enumerate(answer.spans):
+            self._socket.send_mapped(pages.address + start, end - start, more=index < last)
 
     def _refuse(self, name: Name, get: Get, reason: str) -> None:
         self._counters.refused += 1
@@ -235,7 +215,6 @@ class RequestHandler:
 
     def close(self) -> None:
         """Stop reading from disk; unsent answers are dropped."""
-        self._store.interrupt()
         for threads in (self._disk, self._serializers):
             if threads is not None:
                 threads.shutdown(cancel_futures=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,58 +44,25 @@ class Answer(NamedTuple):
         """Return whether all records are in memory."""
         return are_resident(self.spans)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Most bytes of records for which `load` may take memory of this process."""
-        return sum(end - start for pages, start, end in self.spans if pages.keeps_loaded)
-
-    def begin(self) -> None:
-        """Have all records read; do not wait for them."""
+    def load(self) -> None:
+        """Read all records into memory; raises OSError naming the file where that fails."""
         for pages, start, end in self.spans:
             pages.begin(start, end)
-
-    def load(self) -> None:
-        """Read all records into memory; raises OSError naming the file, or ObjectStoreError, where that fails."""
-        self.begin()
-        for place, (pages, start, end) in enumerate(self.spans):
-            loaded = pages.load(start, end)
-            if loaded is not None:
-                self.records[place] = loaded
-
-    def renew(self) -> bool:
-        """Replace all records, which are damaged, by a copy; return False where there is none."""
-        return all([pages.renew(start, end) for pages, start, end in self.spans])
-
-
-@dataclass(frozen=True, slots=True)
-class ServedShards:
-    """Shards that can be served: mapped, or in a cache."""
-
-    opened: ShardSet
-    pages: Sequence[Pages]
-    """Of each shard."""
-    place: str = "on the daemon's disk"
-    """Where they are kept, for messages."""
-    load_threads: int = 8
-    """Threads that wait until records are read; a disk with a queue is faster."""
-    report: Callable[[], dict[str, object]] = dict
-    """Returns what the daemon's health says of them."""
-    interrupt: Callable[[], None] = lambda: None
-    """Ends what waits for records from afar."""
+        for pages, start, end in self.spans:
+            pages.load(start, end)
 
 
 class ShardStore(Closing):
     """Shards that are served; threads may share it."""
 
-    def __init__(self, shards: Path | ServedShards, links_into: Sequence[Path] = ()) -> None:
-        """Map every shard of a folder, where links may lead into the folders of `links_into`; or take served shards.
+    def __init__(self, root: Path, links_into: Sequence[Path] = ()) -> None:
+        """Map every shard of a folder, where links may lead into the folders of `links_into`.
 
         Raises ShardError naming what is missing, does not fit or lies outside of the folder and of `links_into`.
         """
-        served = _map_folder(shards, links_into) if isinstance(shards, Path) else shards
-        self._served = served
-        opened = served.opened.shards
-        self.is_shuffled = served.opened.is_shuffled
+        whole = _open_folder(root, links_into)
+        opened = whole.shards
+        self.is_shuffled = whole.is_shuffled
         """Whether the records were shuffled when the shards were made."""
         described = []
         for shard in opened:
@@ -110,16 +76,8 @@ class ShardStore(Closing):
         """The shards, as clients learn of them."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
-        self._pages = list(served.pages)
+        self._pages = [Pages(_map(one.path.resolve(), one.nbytes), one.path.name) for one in opened]
         self._paths = [shard.path for shard in opened]
-        self.is_remote = any(pages.keeps_loaded for pages in served.pages)
-        """Whether records come from another host."""
-        self.load_threads = served.load_threads
-        """Threads that wait until records are read."""
-        self.report = served.report
-        """Returns what the daemon's health says of the shards."""
-        self.interrupt = served.interrupt
-        """Ends what waits for records from afar."""
         self._unreadable: dict[int, str] = {}
         """By their places: why shards cannot be served any more."""
         self._counts = self.catalog.shard_records
@@ -187,7 +145,7 @@ class ShardStore(Closing):
             whole = count_intact(records, answer.header.checksums[at : at + count].tolist())
             if whole < count:
                 return (
-                    f"{self.catalog.shards[shard].name}: record {first + whole} is damaged {self._served.place}, or is "
+                    f"{self.catalog.shards[shard].name}: record {first + whole} is damaged on the daemon's disk, or is "
                     "not the one that was indexed; restore the shard, or index the folder again, and restart the daemon"
                 )
             at += count
@@ -209,17 +167,16 @@ class ShardStore(Closing):
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""
         self._pages.clear()
-        self._served = replace(self._served, pages=())
 
 
-def _map_folder(root: Path, links_into: Sequence[Path]) -> ServedShards:
+def _open_folder(root: Path, links_into: Sequence[Path]) -> ShardSet:
     _refuse_outside(root, [root / MANIFEST])
     paths = list_shards(root)
     _refuse_outside(root, [index_path(path) for path in paths])
     _refuse_outside(root, paths, links_into)
     opened = ShardSet.open(root).sorted_by_name()
     check_content(opened.shards)
-    return ServedShards(opened, [Pages(_map(one.path.resolve(), one.nbytes), one.path.name) for one in opened.shards])
+    return opened
 
 
 def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from obstore.store import S3Store
 
 from harness.run.environments import python_of
 from loaders import Samples
 from loaders.mosaic import MosaicLoader
 from loaders.mosaic.options import BUCKET, PREFIX
 from loaders.records.shards.convert import convert
-from loaders.shared.objects.address import ObjectAddress
-from loaders.shared.objects.bucket import Bucket
 from loaders.shared.objects.keys import load_keys, make_keys
-from loaders.shared.objects.server import ObjectServer
+from loaders.shared.objects.server import REGION, ObjectServer
 
 COUNT, SIZE = 60, 400_000
 """Six shards, which have 4 MiB each at least."""
@@ -48,9 +47,14 @@ class Store:
         return f"object store 127.0.0.1:{self.server.port}"
 
     @property
-    def bucket(self) -> Bucket:
-        address = ObjectAddress.parse(f"s3://{BUCKET}/{PREFIX}", self.server.endpoint)
-        return Bucket(address, load_keys(self.keys), timeout_s=10)
+    def objects(self) -> S3Store:
+        """The objects below the prefix, to read and to damage."""
+        keys = load_keys(self.keys)
+        secret = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key}
+        options = {"allow_http": True, "timeout": "10s"}
+        return S3Store(
+            BUCKET, prefix=PREFIX, endpoint=self.server.endpoint, region=REGION, client_options=options, **secret
+        )
 
     def signal(self, number: int) -> None:
         os.killpg(self.server.pid, number)

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import obstore
 import psutil
 import pytest
 
@@ -104,13 +105,14 @@ def test_a_store_that_is_silent_in_an_epoch_is_waited_for_no_longer_than_the_lim
     ],
 )
 def test_an_object_that_is_missing_or_damaged_is_named(own_store, name, damage, message):
-    whole = bytes(own_store.bucket.read(name)[0])
+    objects = own_store.objects
+    whole = bytes(obstore.get(objects, name).bytes())
     if damage is None:
-        own_store.bucket.remove(name)
+        obstore.delete(objects, name)
     elif damage == "end":
-        own_store.bucket.write(name, whole[: len(whole) // 2])
+        obstore.put(objects, name, whole[: len(whole) // 2])
     else:
-        own_store.bucket.write(name, whole[:2_000_000] + b"damage" + whole[2_000_006:])
+        obstore.put(objects, name, whole[:2_000_000] + b"damage" + whole[2_000_006:])
     with pytest.raises(StreamError, match=f"{own_store.host}: .*{message}"), own_store.load() as loader:
         list(loader.epoch(0))
 

@@ -175,7 +175,6 @@ def test_an_address_that_others_reach_needs_keys_or_a_word(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--encrypt"], "--encrypt needs --keys"),
         (["--keys", "missing"], "missing/daemon.secret cannot be read"),
         (["--rtt-ms", "30"], "--bandwidth-gbit and --rtt-ms belong together"),
         (["--rtt-ms", "0", "--bandwidth-gbit", "1"], "more than 0"),

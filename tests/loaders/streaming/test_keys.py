@@ -221,11 +221,10 @@ class _Tap:
         self._listener.close()
 
 
-@pytest.mark.parametrize("old", [(), ("--encrypt",)])
 def test_with_keys_nothing_can_be_read_on_the_way_nor_sent_once_more(
-    start_daemon: Callable[..., object], shards: Path, keys: Path, old: tuple[str, ...]
+    start_daemon: Callable[..., object], shards: Path, keys: Path
 ) -> None:
-    options = ["--keys", str(keys / "daemon"), *old]
+    options = ["--keys", str(keys / "daemon")]
     daemon = start_daemon(shards, options=options)
     tap = _Tap(daemon.port)
     pair = load_client_keys(keys / "client")

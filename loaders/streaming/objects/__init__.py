@@ -1,1 +1,0 @@
-"""Shards in an object store: uploaded, and served through a cache on the daemon's disk."""
