@@ -172,8 +172,9 @@ class StreamingLoader(Closing):
             raise
         close_at_exit(self)
         self._stretches = 1 if slice_records != 0 or streams == "auto" else streams
-        self._settings |= {"catalog": self._client.catalog.fingerprint}
-        self._settings |= {"batch_size": self._batch_size} if slice_records == 0 else {}
+        self._settings |= {"catalog": self._client.catalog.fingerprint} | (
+            {"batch_size": self._batch_size} if slice_records == 0 else {}
+        )
         self._warn_unless_shuffled(slice_records, shuffle_window)
         pieces = self._count_pieces()
         self._piece_records = self._batch_size // pieces

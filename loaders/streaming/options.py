@@ -62,8 +62,8 @@ class DaemonOptions(BaseModel):
         default=None,
         title="NAME",
         description="TCP's congestion control of the connections, of those that the kernel has; kernel leaves it the "
-        "choice (default: bbr, which keeps a lossy link busy where cubic does not, if the kernel has it and clients are "
-        "on other hosts)",
+        "choice (default: bbr, which keeps a lossy link busy where cubic does not, if the kernel has it and clients "
+        "are on other hosts)",
     )
     events: Path | None = Field(
         default=None, title="FILE", description="append a JSON line for every batch that is sent"
