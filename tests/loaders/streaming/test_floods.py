@@ -278,6 +278,7 @@ for host, control in (("0.0.0.0", None), ("127.0.0.1", None), ("0.0.0.0", "kerne
 """
 
 
+@pytest.mark.process
 @pytest.mark.root
 @pytest.mark.skipif(
     os.geteuid() != 0 or "bbr" not in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(),
