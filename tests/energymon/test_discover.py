@@ -26,6 +26,21 @@ def test_everything_that_is_there_is_taken(rapl, boards, nvml_library):
     assert sources(found) == {"rapl-powercap", *NVML}
 
 
+@pytest.mark.process
+def test_a_delay_that_is_known_is_in_the_age_of_its_source_alone(rapl, boards, nvml_library):
+    with rapl.running():
+        found = discover(SensorConfig(sysfs=rapl.root, nvml=nvml_library, delays_s={"nvml-counter": 0.5}), INTERVAL_NS)
+    lags_s = {c["source"]: c["lag_s"] for sensor in found.sensors for c in sensor.describe()["channels"]}
+    assert lags_s["nvml-counter"] >= 0.5 > lags_s["rapl-powercap"]
+    found.close()
+
+
+@pytest.mark.parametrize(("source", "delay_s"), [("nvml-power", 0.1), ("rapl", 0.1), ("nvml-counter", -0.1)])
+def test_a_delay_of_no_counter_or_below_zero_is_refused(source, delay_s):
+    with pytest.raises(ConfigError, match=f"--delay-ms {source}="):
+        SensorConfig(delays_s={source: delay_s})
+
+
 @pytest.mark.usefixtures("perf_allowed")
 def test_rapls_better_interface_is_taken_alone(plant, no_nvml):
     tree = plant("intel-one-socket")

@@ -46,6 +46,15 @@ def test_every_channel_is_told_with_its_source_and_period(told, rapl, boards, nv
     assert "skew   p50" in text
 
 
+def test_the_delay_that_is_taken_of_each_counter_is_told(told, rapl, boards, nvml_library):
+    boards(1)
+    with rapl.running():
+        _, text = told(seconds=0, sysfs=rapl.root, nvml=nvml_library, delays_s={"nvml-counter": 0.05})
+    assert "delay of rapl-powercap, from an update to its value: none documented, 0 assumed" in text
+    assert "delay of nvml-counter, from an update to its value: no older than 50 ms" in text
+    assert "delay of nvml-power" not in text
+
+
 def test_a_channel_that_fails_is_told_with_the_reason(told, rapl, boards, nvml_library):
     boards(2, lost=[1], mig=[0])
     with rapl.running():

@@ -14,7 +14,20 @@ REPO = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "case", ["window-3ms", "rapl-8ms", "board-250ms", "held-95ms", "stopped", "laptop", "clock-step", "restart"]
+    "case",
+    [
+        "window-3ms",
+        "rapl-8ms",
+        "board-250ms",
+        "held-95ms",
+        "stopped",
+        "laptop",
+        "clock-step",
+        "restart",
+        "rapl-slows",
+        "board-delayed",
+        "lost-and-back",
+    ],
 )
 def test_no_window_is_outside_its_bound(case, tmp_path):
     if fake.compiler() is None:

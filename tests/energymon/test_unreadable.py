@@ -61,6 +61,18 @@ def test_a_socket_that_cannot_be_read_leaves_cpu_and_total_unknown(rapl, hide, t
 
 
 @pytest.mark.process
+def test_a_counter_that_may_wrap_within_a_tick_gives_no_figure_and_every_window_says_so(plant, tmp_path):
+    tree = plant("amd-one-socket")
+    zone = tree.packages[0]
+    # At the 1000 W that are possible it wraps in 10 ms.
+    zone.range_uj = 10_000_000
+    (zone.path / "max_energy_range_uj").write_text("10000000\n")
+    why = r"(?s)may wrap in 10 ms, between two ticks: take --interval-ms 5 or less"
+    with tree.running(), pytest.raises(WindowError, match=why):
+        measure(tmp_path / "e.sqlite", "--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so"))
+
+
+@pytest.mark.process
 def test_a_board_that_is_lost_before_the_start_leaves_gpu_and_total_unknown(rapl, boards, nvml_library, tmp_path):
     boards(2, lost=[1])
     with rapl.running():
