@@ -26,7 +26,6 @@ REPO = Path(__file__).parents[2]
         "restart",
         "rapl-slows",
         "board-delayed",
-        "lost-and-back",
     ],
 )
 def test_no_window_is_outside_its_bound(case, tmp_path):
