@@ -134,7 +134,7 @@ def test_a_figure_has_the_width_on_a_narrow_page_at_which_it_was_drawn(rendered)
 
 
 def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
-    results = read_results(build().settle(longer_s=0.3).write())
+    results = read_results(build().settle(longer_s=1.2).write())
     figure = find_figure("emlio_fig5").draw(results)
     figure.canvas.draw()
     axes = next(one for one in figure.get_axes() if one.get_ylabel() == "seconds per epoch")
@@ -146,7 +146,7 @@ def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
     ]
     times = [note.get_window_extent() for note in axes.texts if note.get_text().endswith(" s")]
     assert (len(crosses), len(times)) == (18, 6)
-    assert not [one for one in times for x, y in crosses if one.padded(3).contains(x, y)]
+    assert not [one for one in times for x, y in crosses if one.padded(2).contains(x, y)]
 
 
 def test_the_page_s_commands_name_the_results_dir_that_was_given(build):
