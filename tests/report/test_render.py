@@ -146,7 +146,7 @@ def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
     ]
     times = [note.get_window_extent() for note in axes.texts if note.get_text().endswith(" s")]
     assert (len(crosses), len(times)) == (18, 6)
-    assert not [one for one in times for x, y in crosses if one.padded(2).contains(x, y)]
+    assert not [one for one in times for x, y in crosses if one.padded(1).contains(x, y)]
 
 
 def test_the_page_s_commands_name_the_results_dir_that_was_given(build):

@@ -337,7 +337,7 @@ def write_above(
 ) -> None:
     """Write a value above a mark, or to the left of it when `aside`; marked † when not valid."""
     style = {"ha": "right" if aside else "center", "va": "bottom", "fontsize": 8, "color": colour if valid else BAD}
-    write_note(axes, text if valid else f"{text} †", (x, y), (-4 if aside else 0, 5), coordinates="data", **style)
+    write_note(axes, text if valid else f"{text} †", (x, y), (-2 if aside else 0, 5), coordinates="data", **style)
 
 
 def _rises(slot: _Slot, values: Mapping[_Slot, float], top: float) -> bool:
