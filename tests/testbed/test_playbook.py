@@ -16,6 +16,7 @@ from harness.errors import TestbedError
 from harness.testbed.inventory import Inventory
 from harness.testbed.playbook import run_playbook
 from tests.hosts.namespaces import namespace_hosts, obstacles
+from tests.hosts.rack import ALLOWED
 from tests.hosts.services import ask_for_daemons, make_shards, read_daemon_health
 
 pytestmark = [
@@ -197,12 +198,62 @@ def test_what_an_interrupted_task_and_one_that_refuses_leave_is_taken_back(hosts
     assert up.returncode == 130
     assert words.strip().splitlines()[-1].startswith("interrupted by signal 2; ")
     assert hosts.run("storage1", "ls", "/var/lib/joulefeed")
+    assert "half up, because up did not finish" in play("status.yml").answers["storage1"]["Look"]
     reason = r"storage1: gpu: Refuse a host without its GPUs: joulefeed_gpus=1: nvidia-smi finds 0 .*NVIDIA driver"
     with pytest.raises(TestbedError, match=reason):
         play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
     down = subprocess.run(command("down"), capture_output=True, text=True, check=False)
     assert down.returncode == 0, down.stderr
     assert down.stdout.startswith("down: changed ")
+    assert_as_before(hosts, before)
+
+
+@pytest.fixture
+def full_disk(hosts):
+    """Make the folder of the state a full file system of storage1."""
+    state = "/var/lib/joulefeed"
+    fill = f"mkdir {state}; mount -t tmpfs -o size=64k disk {state}; head -c 100k /dev/zero >{state}/fill || true"
+    hosts.run("storage1", "sh", "-ec", fill)
+    yield state
+    hosts.run("storage1", "sh", "-ec", f"umount {state}; rmdir {state}")
+
+
+def test_values_that_cannot_be_noted_are_not_changed(hosts, play, full_disk):
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+    with pytest.raises(TestbedError, match=r"storage1: sysctl: Note the previous values.*I/O error"):
+        play("site.yml")
+    assert hosts.snapshot("storage1")["sysctls"] == before["storage1"]["sysctls"]
+    # The file system is not the testbed's, and stays.
+    play("teardown.yml")
+    assert hosts.run("storage1", "ls", full_disk) == ""
+    assert_as_before(hosts, before)
+
+
+def test_down_names_what_it_cannot_take_back(hosts, play):
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+    ours, note = "/etc/sysctl.d/90-joulefeed.conf", "/var/lib/joulefeed/before/sysctl.conf"
+    hosts.run("storage1", "touch", ours)
+    with pytest.raises(TestbedError, match=f"storage1: Look for what stays: {ours} stay, because no note says"):
+        play("teardown.yml")
+    key = "net.ipv4.tcp_no_metrics_save"
+    was = hosts.run("storage1", "sysctl", "-n", key).strip()
+    hosts.run("storage1", "sh", "-ec", f"mkdir -p {Path(note).parent}; sysctl -qw {key}={1 - int(was)}")
+    hosts.run("storage1", "sh", "-ec", f"printf 'net.ipv4.gone = 1\\n{key} = {was}\\n' >{note}")
+    with pytest.raises(TestbedError, match=r"storage1: sysctl: Write the previous values back: .*net/ipv4/gone"):
+        play("teardown.yml")
+    assert hosts.run("storage1", "sysctl", "-n", key).strip() == was
+    hosts.run("storage1", "sed", "-i", "/gone/d", note)
+    play("teardown.yml")
+    assert_as_before(hosts, before)
+
+
+def test_a_congestion_control_that_is_built_in_needs_no_modules(hosts, play):
+    if "bbr" not in ALLOWED.read_text().split():
+        pytest.skip("the kernel has no bbr, or no namespace may choose it")
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+    play("site.yml", change=lambda everything: everything["vars"].update(sysctl_congestion="bbr"))
+    assert hosts.run("storage1", "sysctl", "-n", "net.ipv4.tcp_congestion_control") == "bbr\n"
+    play("teardown.yml")
     assert_as_before(hosts, before)
 
 
