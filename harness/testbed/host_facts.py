@@ -41,6 +41,8 @@ ORPHAN_S = 5
 PINGS = 60
 FLOW_S = 0.4
 CHUNK = bytes(1 << 18)
+RUNS = "import sys, harness.testbed.remote; print('Python', sys.version.split()[0])"
+"""What an interpreter must be able to do so that runs can start on its host."""
 
 
 def run(*argv: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
@@ -48,6 +50,7 @@ def run(*argv: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     try:
         done = subprocess.run(
             argv,
+            cwd="/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,11 +89,15 @@ def basics(asked: Facts) -> Facts:
     """Return what must be right before anything is changed here: rights, room, interfaces and the data address."""
     address = asked.get("address")
     login = os.environ.get("SSH_CONNECTION", "").split()
-    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true", timeout_s=SUDO_S)
+    sudo = () if os.geteuid() == 0 else ("sudo", "-n")
+    status, words = run(*sudo, "true", timeout_s=SUDO_S) if sudo else (0, "root")
     return {
         "root": status == 0,
         "sudo": words,
-        "room": {folder: free_bytes(folder) for folder in ("/tmp", "/var/tmp", "/opt")},  # noqa: S108
+        "python_of_runs": None
+        if status or not asked["python"]
+        else run(*sudo, asked["python"], "-c", RUNS, timeout_s=SUDO_S),
+        "room": {folder: room(folder) for folder in asked["folders"]},
         "interfaces": interfaces(),
         "address_is_local": None if address is None else is_local(address),
         "login_address": login[2] if len(login) == 4 else "",
@@ -108,13 +115,17 @@ def module(name: str) -> str:
     return ""
 
 
-def free_bytes(folder: str) -> int:
-    """Return the free space of a folder, or of the nearest one above it that exists."""
+def room(folder: str) -> Facts:
+    """Return what a folder, or the nearest one above it that exists, can take; files: None where no limit is known."""
     there = pathlib.Path(folder)
     while not there.is_dir():
         there = there.parent
     found = os.statvfs(str(there))
-    return found.f_bavail * found.f_frsize
+    return {
+        "bytes": found.f_bavail * found.f_frsize,
+        "files": found.f_favail if found.f_files else None,
+        "writable": not found.f_flag & os.ST_RDONLY,
+    }
 
 
 def port_use(port: int) -> str:
@@ -201,7 +212,6 @@ def facts(asked: Facts) -> Facts:
         **system(),
         **basics(asked),
         "modules": {name: module(name) for name in asked["modules"]},
-        "disk": {folder: free_bytes(folder) for folder in asked["folders"]},
         "ports": {str(port): port_use(port) for port in asked["ports"]},
         "chrony": chrony(),
         "rapl": rapl(),

@@ -16,6 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from energymon.system.child import ChildError
+from harness.testbed.remote import HOST_STATE
 from harness.testbed.session import OLDEST_PYTHON, START_S, Session, in_parallel
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ _FACTS_S: Final = 120.0
 _PAIR_S: Final = 30.0
 _CLOCKS: Final = 11
 _INSTALLED_BYTES: Final = 8_000_000_000
-_MIN_BYTES: Final = 100_000_000
 _RUN_BYTES: Final = 1_000_000_000
+_TO_BEGIN: Final = dict.fromkeys(("/tmp", "/var/tmp", "/opt", str(HOST_STATE)), 100_000_000)  # noqa: S108 - only asked for
+"""Bytes that must be free in a folder before anything is changed."""
+_MIN_FILES: Final = 1000
 _MODULES: Final = {"compute": ("nfsv4",), "storage": ("nfsd",)}
 _PORTS: Final = {"storage": {2049: "NFS"}, "tsdb": {8086: "InfluxDB"}}
 _OFFSET_NS: Final = 1_000_000
@@ -95,9 +98,8 @@ def _examine(session: Session) -> list[Finding]:
         return [_unreachable(host, session.words() or str(error))]
     asked = {
         "do": "facts",
-        "address": host.data_address,
+        **_basics(host, needed := _needed_bytes(host)),
         "modules": ["sch_netem", *(name for role in host.roles for name in _MODULES.get(role, ()))],
-        "folders": ["/opt" if host.installs else "/tmp", "/var/tmp"],  # noqa: S108 - asked for its free space
         "ports": [port for role in host.roles for port in _PORTS.get(role, {})],
         "socket": host.link_socket,
     }
@@ -114,8 +116,9 @@ def _examine(session: Session) -> list[Finding]:
         Finding(host.name, "reachable", how, "ok"),
         *_system(host, facts),
         _sudo(host, facts),
+        *_python(host, facts),
         *_modules(session, facts),
-        *_disk(host, facts),
+        *_disk(host, facts, needed),
         *_ports(host, facts),
         *_network(host, facts),
         clock,
@@ -128,23 +131,18 @@ def find_obstacles(session: Session) -> list[Finding]:
     host = session.host
     try:
         session.start()
-        facts = session.ask({"do": "basics", "address": host.data_address}, _FACTS_S)
+        facts = session.ask({"do": "basics", **_basics(host, _TO_BEGIN)}, _FACTS_S)
     except (ChildError, OSError) as error:
         return [_unreachable(host, session.words() or str(error))]
     if "error" in facts:
         return [_unreachable(host, str(facts["error"]))]
-    room = (
-        _row(
-            host,
-            "disk",
-            f"{free / 1e6:.0f} MB free in {folder}",
-            free >= _MIN_BYTES,
-            "free 100 MB there, to begin with",
-        )
-        for folder, free in facts["room"].items()
-    )
-    findings = (_sudo(host, facts), *room, *_network(host, facts))
+    findings = (_sudo(host, facts), *_python(host, facts), *_disk(host, facts, _TO_BEGIN), *_network(host, facts))
     return [finding for finding in findings if finding.verdict == "fail"]
+
+
+def _basics(host: Host, needed: Mapping[str, int]) -> Facts:
+    python = None if host.installs else host.python
+    return {"address": host.data_address, "folders": list(needed), "python": python}
 
 
 def _unreachable(host: Host, words: str) -> Finding:
@@ -181,6 +179,15 @@ def _sudo(host: Host, facts: Facts) -> Finding:
     return _row(host, "sudo", sudo.splitlines()[-1] if sudo else "sudo fails", facts["root"], remedy)
 
 
+def _python(host: Host, facts: Facts) -> Iterator[Finding]:
+    """Judge the interpreter that the inventory names, in place of one that is installed."""
+    if facts["python_of_runs"] is not None:
+        status, words = facts["python_of_runs"]
+        found = words.splitlines()[-1] if words else f"exit status {status}"
+        remedy = "name one that has this package, or leave joulefeed_python out: an environment is installed then"
+        yield _row(host, "joulefeed_python", f"{host.python}: {found}", status == 0, remedy)
+
+
 def _modules(session: Session, facts: Facts) -> Iterator[Finding]:
     host, is_alone = session.host, session.is_alone
     found: Mapping[str, str] = facts["modules"]
@@ -203,11 +210,24 @@ def _modules(session: Session, facts: Facts) -> Iterator[Finding]:
             yield _row(host, name, found[name] or "not in this kernel", bool(found[name]), remedy, "warn")
 
 
-def _disk(host: Host, facts: Facts) -> Iterator[Finding]:
-    needed = [_INSTALLED_BYTES if host.installs else _RUN_BYTES, _RUN_BYTES]
-    for (folder, free), bytes_needed in zip(facts["disk"].items(), needed, strict=True):
-        found = f"{free / 1e9:.1f} GB free in {folder}"
-        yield _row(host, "disk", found, free >= bytes_needed, f"free {bytes_needed / 1e9:.0f} GB there")
+def _needed_bytes(host: Host) -> Mapping[str, int]:
+    """Return the space that a run needs, by folder."""
+    program = {"/opt": _INSTALLED_BYTES} if host.installs else {"/tmp": _RUN_BYTES}  # noqa: S108 - its free space
+    return {**program, "/var/tmp": _RUN_BYTES, str(HOST_STATE): _RUN_BYTES}  # noqa: S108
+
+
+def _disk(host: Host, facts: Facts, needed: Mapping[str, int]) -> Iterator[Finding]:
+    for folder, bytes_needed in needed.items():
+        room: Facts = facts["room"][folder]
+        free, files = room["bytes"], room["files"]
+        if not room["writable"]:
+            yield Finding(host.name, "disk", f"{folder} is read-only", "fail", "mount it for writing")
+        elif files is not None and files < _MIN_FILES:
+            few = f"{files} more files have room in {folder} (inodes)"
+            yield Finding(host.name, "disk", few, "fail", f"remove files there, until {_MIN_FILES} have")
+        else:
+            found = f"{free / 1e9:.1f} GB free in {folder}"
+            yield _row(host, "disk", found, free >= bytes_needed, f"free {bytes_needed / 1e9:.1f} GB there")
 
 
 def _ports(host: Host, facts: Facts) -> Iterator[Finding]:

@@ -69,7 +69,16 @@ def test_good_hosts_pass_and_nothing_on_them_changes(hosts, ansible):
     assert report["verdict"] in ("ok", "warn")
     found = {(row["host"], row["what"]): row for row in report["findings"]}
     for name in names:
-        for what in ("reachable", "system", "python3", "sudo", "link", "data interface", "data address"):
+        for what in (
+            "reachable",
+            "system",
+            "python3",
+            "sudo",
+            "joulefeed_python",
+            "link",
+            "data interface",
+            "data address",
+        ):
             assert found[name, what]["verdict"] == "ok", found[name, what]
         assert "from this machine, ±" in found[name, "clock"]["found"]
         assert (name, "RAPL") in found
@@ -87,6 +96,11 @@ def test_good_hosts_pass_and_nothing_on_them_changes(hosts, ansible):
         ({"data_interface": "mgmt0"}, "is on data0, not on mgmt0: correct joulefeed_data_interface to data0"),
         ({"user": "plain"}, "sudo: sudo: a password is required: let plain run sudo without a password"),
         ({"port": 9}, "reachable: ssh: connect to host .* check that the host runs"),
+        (
+            {"python": "/no/python"},
+            "joulefeed_python: /no/python: .*(not found|No such file).*: name one that has this",
+        ),
+        ({"python": "/usr/bin/python3"}, "joulefeed_python: .* No module named 'harness'"),
     ],
 )
 def test_a_controller_takes_no_hosts_of_which_one_cannot_work(inventory, changes, expected):
@@ -218,6 +232,27 @@ def test_a_full_port_and_disk_are_told(hosts, inventory):
     # What is installed takes more than the hosts have.
     (disk,) = (f for f in examine_hosts(changed(inventory, "storage1", python=_INSTALLED)) if "/opt" in f.found)
     assert disk.verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("size=64k", "0.0 GB free in /var/lib/joulefeed: free 0.1 GB there"),
+        ("ro", "/var/lib/joulefeed is read-only: mount it for writing"),
+        ("nr_inodes=10", r"\d more files have room in /var/lib/joulefeed \(inodes\): remove files there"),
+    ],
+)
+def test_a_file_system_that_cannot_keep_what_was_before_is_told_and_nothing_is_begun(hosts, inventory, options, words):
+    state = "/var/lib/joulefeed"
+    hosts.run("storage1", "sh", "-ec", f"mkdir {state}; mount -t tmpfs -o {options} disk {state}")
+    try:
+        found = [f for f in examine_hosts(inventory) if f.verdict == "fail"]
+        with pytest.raises(TestbedError, match=f"^host storage1: disk: {words}"), hosts_claimed(inventory, "up"):
+            pass
+    finally:
+        hosts.run("storage1", "sh", "-ec", f"umount {state}; rmdir {state}")
+    assert [(f.host, f.what) for f in found] == [("storage1", "disk")]
+    assert state in found[0].found
 
 
 _INSTALLED = "/opt/joulefeed/venv/bin/python"
