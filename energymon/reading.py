@@ -180,8 +180,8 @@ class Event:
     """UTC ns."""
     node: str
     kind: str
-    """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed" or
-    "store-back"."""
+    """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed",
+    "store-back" or "store-moved"."""
     message: str
 
 

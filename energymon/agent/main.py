@@ -280,6 +280,8 @@ class _Agent:
 
     def _on_event(self, event: Event) -> None:
         _print_event(event)
+        if self._edges is not None and event.kind == "store-moved":
+            self._edges.path = socket_path(self._store.path)
         if self._edges is not None and event.kind in ("store-failed", "store-back"):
             # The store cannot say it itself.
             self._edges.problem = event.message if event.kind == "store-failed" else ""
@@ -330,7 +332,7 @@ class _Agent:
         end_ns = start_ns + round(self._config.idle_s * NS)
         margin_ns = _linger_ns(self._found) + self._config.interval_ns
         try:
-            with SqliteStore.open(self._config.store) as store:
+            with SqliteStore.open(self._store.path) as store:
                 is_read = store.last_tick_ns(self._config.node) >= end_ns + margin_ns
                 if is_read and self._baseline is None:
                     busy, total = (now - then for now, then in zip(_cpu_ticks(), self._cpu_then, strict=True))

@@ -50,7 +50,8 @@ class Listener:
 
     def __init__(self, path: Path) -> None:
         """Listen at `path`, replacing what a dead agent left there; raises OSError where that cannot be."""
-        self._path = path
+        self.path = path
+        """Where the socket is, which moves with the store."""
         self._lock = threading.Lock()
         self._programs: dict[int, socket.socket] = {}
         self._asking: list[tuple[int, int]] = []
@@ -115,7 +116,7 @@ class Listener:
             for fd in list(self._programs):
                 self._drop(fd)
             self._socket.close()
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             self._epoll.close()
             os.close(self._woken)
 

@@ -313,7 +313,9 @@ class Writer:
             back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
             self._backlog.append(_Batch(news=[back]))
         try:
-            self._store.require_there()
+            if (before := self._store.follow()) is not None:
+                message = f"{before}: was moved to {self._store.path}, and readings go there"
+                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
             self._append()
         except StoreError as error:

@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Ticks
 from energymon.stores.base import Session
-from energymon.stores.database import connect, open_for_reading, open_for_writing, store_error
+from energymon.stores.database import BESIDE, connect, open_for_reading, open_for_writing, store_error
 from energymon.system.closing import Closing
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
@@ -53,6 +53,7 @@ class SqliteStore(Closing):
         self.path = path
         self._db = connection
         self._lock_fd = lock_fd
+        self._real, self._is_moved = path.resolve(), False
         self._series: dict[Series, int] = {}
         self._session, self._since_ns, self._sends = 0, 0, False
 
@@ -200,14 +201,31 @@ class SqliteStore(Closing):
             (last,) = self._db.execute("SELECT max(last_ns) FROM ticks WHERE node = ?", (node,)).fetchone()
         return int(last or 0)
 
-    def require_there(self) -> None:
-        """Raise StoreError when the file that is written is no longer the one at the path."""
+    def follow(self) -> Path | None:
+        """Go on in the file that is written, where it was moved; return its path before, None where it was not moved.
+
+        The log and what else lies beside it move with it, so that readers find what is in the log alone. Raises
+        StoreError when the file was removed or replaced by another, or was moved to another disk.
+        """
+        assert self._lock_fd is not None
+        own = os.fstat(self._lock_fd)
         try:
-            there = self.path.stat()
+            if os.path.samestat(self.path.stat(), own):
+                return None
+            why = "replaced by another file"
         except OSError as error:
-            raise StoreError(f"{self.path}: was removed while it was written ({error.strerror})") from error
-        if self._lock_fd is not None and not os.path.samestat(there, os.fstat(self._lock_fd)):
-            raise StoreError(f"{self.path}: was replaced by another file while it was written")
+            why = f"removed ({error.strerror})"
+        before, there = self._real, Path(f"/proc/self/fd/{self._lock_fd}").readlink()
+        try:
+            if not os.path.samestat(there.stat(), own):
+                raise FileNotFoundError
+        except OSError:
+            raise StoreError(f"{self.path}: was {why} while it was written; move it back, or stop the agent") from None
+        for beside in BESIDE:
+            with suppress(FileNotFoundError):
+                before.with_name(before.name + beside).rename(there.with_name(there.name + beside))
+        self.path, self._real, self._is_moved = there, there, True
+        return before
 
     def used_bytes(self) -> int:
         """Return what the store's content takes on disk; freed pages, which are used again, not counted."""
@@ -220,6 +238,10 @@ class SqliteStore(Closing):
 
     def close(self) -> None:
         """Close the file and let another agent have it; may be called twice."""
+        if self._is_moved:
+            # SQLite would leave the log of a file that it opened by another name.
+            with suppress(sqlite3.Error):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)

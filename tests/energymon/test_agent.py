@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import pytest
 
+import energymon
 from energymon import START, SqliteStore, joules, query
 from tests.energymon.conftest import one_by_one
 
@@ -331,6 +332,10 @@ def test_a_full_disk_is_told_costs_resolution_at_most_and_is_survived(tmp_path, 
             lines = iter(agent.process.stderr.readline, "")
             assert any("store-failed" in line and "disk is full" in line for line in lines)
             held = count(agent.store)
+            with energymon.Window(node="n", store=agent.store) as window:
+                time.sleep(0.05)
+            with pytest.raises(energymon.WindowError, match=r"store-failed: .*the disk is full"):
+                _ = window.joules
             (disk / "ballast").unlink()
             assert any("store-back" in line for line in lines)
             agent.end()
@@ -338,7 +343,7 @@ def test_a_full_disk_is_told_costs_resolution_at_most_and_is_survived(tmp_path, 
         readings, ticks, events = stored(agent.store)
         assert len(readings) > held
         assert_every_figure_was_shown(readings, rapl)
-        assert len([t for t in ticks if not t.missed]) * 4 == len(readings)
+        assert len([t for t in ticks if not t.missed]) * 4 == len([r for r in readings if not r.tick_ns % (10 * MS)])
         assert {"store-failed", "store-back"} <= {e.kind for e in events}
     finally:
         agent.process.kill()
@@ -414,3 +419,54 @@ def test_iso_instants_are_exact_to_the_microsecond(tmp_path):
     for start in ("2025-01-31T12:00:00.000001Z", "2025-01-31T13:00:00.000001+01:00", "2025-01-31T12:00:00.000001"):
         done = command("query", "--store", str(path), "--start", start, "--end", "1738324801000000000", "--json")
         assert json.loads(done.stdout)["windows"][0]["start_ns"] == 1_738_324_800_000_001_000
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_store_that_is_moved_takes_its_log_along_and_its_agent_goes_on(tmp_path, rapl, start_agent, second):
+    old, new = tmp_path / "energy.sqlite", tmp_path / "moved.sqlite"
+    options = ("--sysfs", str(rapl.root), "--interval-ms", "20")
+    with rapl.running():
+        agent = start_agent(*options)
+        wait_until(lambda: count(old) > 4)
+        kept = count(old)
+        old.rename(new)
+        other = start_agent(*options, store=old) if second else None
+        wait_until((tmp_path / "moved.sqlite-wal").exists)
+        assert count(new) >= kept, "what was in the log alone is there"
+        with energymon.Window(node="n", store=new) as window:
+            time.sleep(0.05)
+        assert window.joules > 0
+        said = agent.end()
+        assert agent.process.returncode == 0
+        if other is not None:
+            assert other.ready["ready"]
+            assert count(old)
+            other.end()
+            assert other.process.returncode == 0
+    assert f"store-moved: {old}: was moved to {new}" in said
+    assert count(new) > kept
+    assert not (tmp_path / "moved.sqlite-wal").stat().st_size
+    assert not (tmp_path / "moved.sqlite-edge").exists()
+
+
+def test_a_new_store_does_not_take_the_log_of_one_that_was_moved_away(tmp_path, rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        agent.process.kill()
+        agent.process.wait()
+        log = tmp_path / "energy.sqlite-wal"
+        size = log.stat().st_size
+        agent.store.rename(tmp_path / "moved.sqlite")
+        refused = start_agent("--sysfs", str(rapl.root))
+    assert refused.ready["error"] == "store"
+    assert "energy.sqlite-wal: is the log of a store that was moved or removed" in refused.ready["message"]
+    assert log.stat().st_size == size
+    log.rename(tmp_path / "moved.sqlite-wal")
+    assert count(tmp_path / "moved.sqlite")
