@@ -435,9 +435,10 @@ def lose_link(rounds: Rounds, namespaces: tuple[str, ...], way: str, seed: int) 
     run.finish(receiver)
 
 
-LONG_EPOCHS = int(os.environ.get("JOULEFEED_FAULT_EPOCHS", "9"))
+LONG_EPOCHS = int(os.environ.get("JOULEFEED_FAULT_EPOCHS", "10"))
 """Epochs of the run with every kind of fault; JOULEFEED_FAULT_EPOCHS=150 takes some minutes."""
 MARKED = 96
+LONG_TIMEOUT_S = 5.0
 
 
 @pytest.fixture
@@ -479,9 +480,9 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
     forwarder = Forwarder(run.host, run.port)
     chance = random.Random(0)
     per_epoch = MARKED // BATCH_SIZE
-    kinds = ("daemon", "receiver", "cut", "stall", "restarted on other data", "overwritten")
+    kinds = ("daemon", "receiver", "cut", "stall", "restarted on other data", "overwritten", "outage")
     counts = dict.fromkeys(kinds, 0)
-    receiver = run.receive(endpoint=forwarder.endpoint)
+    receiver = run.receive(endpoint=forwarder.endpoint, timeout_s=LONG_TIMEOUT_S)
     # The last epochs are left alone, so that none of the faults comes when all is under way already.
     for epoch in range(LONG_EPOCHS - 3):
         receiver.until(epoch * per_epoch + chance.randrange(1, per_epoch))
@@ -501,6 +502,13 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
                 os.kill(receiver.process.pid, signal.SIGCONT)
                 time.sleep(0.5)
                 run.signal_daemon(signal.SIGCONT)
+            case "outage":
+                # Nothing comes and nothing is refused, for up to 0.9 of the timeout.
+                run.signal_daemon(signal.SIGSTOP)
+                forwarder.cut()
+                os.kill(receiver.process.pid, signal.SIGCONT)
+                time.sleep(chance.uniform(0.3, 0.9) * LONG_TIMEOUT_S)
+                run.signal_daemon(signal.SIGCONT)
             case "restarted on other data":
                 run.kill_daemon()
                 _replace(served, other)
@@ -518,7 +526,7 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
                 assert error == "error" and "is not the one that was indexed" in str(said), (error, said)
                 _overwrite(served, own)
         if kind in ("receiver", "restarted on other data", "overwritten"):
-            receiver = run.receive(endpoint=forwarder.endpoint)
+            receiver = run.receive(endpoint=forwarder.endpoint, timeout_s=LONG_TIMEOUT_S)
         else:
             os.kill(receiver.process.pid, signal.SIGCONT)
     run.finish(receiver, MARKED)
