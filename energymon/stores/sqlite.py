@@ -204,7 +204,7 @@ class SqliteStore(Closing):
     def follow(self) -> Path | None:
         """Go on in the file that is written, where it was moved; return its path before, None where it was not moved.
 
-        The log and what else lies beside it move with it, so that readers find what is in the log alone. Raises
+        The log and the socket beside it move with it, so that readers find all readings. Raises
         StoreError when the file was removed or replaced by another, or was moved to another disk.
         """
         assert self._lock_fd is not None
@@ -217,10 +217,11 @@ class SqliteStore(Closing):
             why = f"removed ({error.strerror})"
         before, there = self._real, Path(f"/proc/self/fd/{self._lock_fd}").readlink()
         try:
-            if not os.path.samestat(there.stat(), own):
-                raise FileNotFoundError
+            is_moved = os.path.samestat(there.stat(), own)
         except OSError:
-            raise StoreError(f"{self.path}: was {why} while it was written; move it back, or stop the agent") from None
+            is_moved = False
+        if not is_moved:
+            raise StoreError(f"{self.path}: was {why} while it was written; move it back, or stop the agent")
         for beside in BESIDE:
             with suppress(FileNotFoundError):
                 before.with_name(before.name + beside).rename(there.with_name(there.name + beside))
