@@ -8,11 +8,12 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
@@ -20,11 +21,16 @@ from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 
+if TYPE_CHECKING:
+    from energymon.stores.base import Store
+
 _STATUS_ERROR = 2
+_STATUS_UNKNOWN = 3
 _LAST_NS = 2**62
 """The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 
-_INSTANT: Final = "UTC ns, or ISO 8601, which is UTC too unless it has an offset, 2026-01-31T12:00:00+01:00"
+_NOW: Final = "now"
+_INSTANT: Final = "now, UTC ns, or ISO 8601, which is UTC too unless it has an offset, 2026-01-31T12:00:00+01:00"
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -32,7 +38,8 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status.
 
-    That is 0, 1 for doctor on a host of which something has no figure, and 2 for an error.
+    That is 0, 1 for doctor on a host of which something has no figure, 2 for an error, and 3 for a query that knows no
+    joules at all.
     """
     options = _parser().parse_args(argv)
     try:
@@ -119,22 +126,31 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.query import query, to_json
+    from energymon.analysis.sessions import stored_spans
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
     from energymon.stores.base import open_store
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
+    times = options.start, options.end
+    if (None in times) != (times == (None, None)) or (options.last and options.start):
+        raise ConfigError("expected both --start and --end, or --last, or none of them for all that the store has")
     with open_store(options.store, session=options.session) as store:
-        windows = query(
-            store,
-            _instant(options.start),
-            _instant(options.end),
-            options.node or None,
-            net=options.net or baseline is not None,
-            baseline=baseline,
-            clock=options.clock,
-        )
+        if options.start:
+            asked = [(_instant(options.start), _instant(options.end), options.node or None, options.clock)]
+            if options.end == _NOW:
+                _await_now(store)
+        else:
+            spans = stored_spans(store, options.node or None)
+            last_ns = _duration_ns(options.last) if options.last else _LAST_NS
+            asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
+        net = options.net or baseline is not None
+        windows = [
+            window
+            for start_ns, end_ns, node, clock in asked
+            for window in query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock)
+        ]
         began_ns = min((session.start_ns for session in store.sessions()), default=None)
     if options.json:
         print(json.dumps(to_json(windows)))
@@ -142,7 +158,25 @@ def _query(options: argparse.Namespace) -> int:
         print(
             render(windows) + (f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else "")
         )
-    return 0
+    known = any(component.joules is not None for window in windows for component in window.components)
+    return 0 if known else _STATUS_UNKNOWN
+
+
+def _await_now(store: Store) -> None:
+    """Have an agent that samples into the store read its sensors now, and wait some seconds until that is stored."""
+    from energymon.agent.process import wait_until_read
+    from energymon.clock.monotonic import boot_ns
+    from energymon.sampling.edges import Asker
+    from energymon.stores.sqlite import SqliteStore
+
+    if isinstance(store, SqliteStore):
+        # Without an agent that can be asked, its next tick does.
+        with suppress(OSError), closing(Asker(store.path)) as asker:
+            asker.edge_ns()
+    for session in store.sessions()[-1:]:
+        offset_ns = session.description.get("boot_offset_ns")
+        if session.end_ns is None and isinstance(offset_ns, int):
+            wait_until_read(store, session, boot_ns() + offset_ns, boot_ns(), None)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -198,8 +232,22 @@ def _dashboard(options: argparse.Namespace) -> int:
     return 0
 
 
+def _duration_ns(text: str) -> int:
+    """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d."""
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    try:
+        duration_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
+    except (ValueError, OverflowError):
+        duration_ns = 0
+    if not 0 < duration_ns <= _LAST_NS:
+        raise ConfigError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
+    return duration_ns
+
+
 def _instant(text: str) -> int:
-    """Return UTC ns from an integer of ns or an ISO 8601 time; one without an offset is UTC."""
+    """Return UTC ns from an integer of ns, an ISO 8601 time, which is UTC without an offset, or now."""
+    if text == _NOW:
+        return time.time_ns()
     try:
         instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
     except ValueError as error:
@@ -319,8 +367,9 @@ def _add_store(command: argparse.ArgumentParser) -> None:
 def _add_query(commands: _Commands) -> None:
     query = commands.add_parser("query", help="joules between two instants")
     _add_store(query)
-    query.add_argument("--start", required=True, metavar="INSTANT", help=_INSTANT)
-    query.add_argument("--end", required=True, metavar="INSTANT", help="the same")
+    query.add_argument("--start", metavar="INSTANT", help=f"{_INSTANT}; without times, all that the store has")
+    query.add_argument("--end", metavar="INSTANT", help="the same")
+    query.add_argument("--last", metavar="DURATION", help="the last 60s, 5m, 2h or 1d that the store has")
     query.add_argument("--node", action="append", help="a node, and another one with each repetition (all)")
     query.add_argument("--net", action="store_true", help="subtract the recorded idle baseline too (`run --idle-s`)")
     query.add_argument(
@@ -342,7 +391,7 @@ def _add_query(commands: _Commands) -> None:
 def _add_export(commands: _Commands) -> None:
     export = commands.add_parser("export", help="readings or energy tuples as Parquet, CSV or line protocol")
     _add_store(export)
-    export.add_argument("--format", choices=("parquet", "csv", "line"), default="parquet", help="(parquet)")
+    export.add_argument("--format", choices=("parquet", "csv", "line"), help="(the suffix of FILE)")
     export.add_argument("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
     export.add_argument("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
     export.add_argument("--start", metavar="INSTANT", help=f"{_INSTANT} (the first reading)")

@@ -27,7 +27,7 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import ConfigError, EnergyError, NoSensorError, StoreError
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import Baseline, ClockOffset, Event
+from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import Writer
@@ -216,8 +216,10 @@ class _Agent:
 
     def run(self) -> int:
         """Sample until there is a reason to stop."""
-        for gap in self._found.missing:
-            _print_stderr(f"missing: {gap}")
+        # What this host does not have is for `doctor` to say, where something is measured.
+        if all(channel.source == ESTIMATE for sensor in self._found.sensors for channel in sensor.channels):
+            for gap in self._found.missing:
+                _print_stderr(f"missing: {gap}")
         for (device, domain), why in self._found.unknown(self._config.interval_ns).items():
             _print_stderr(f"unknown: {domain} and the total: {device} {domain} has no figure: {why}")
         self._writer.start()

@@ -130,6 +130,16 @@ def covered(store: Store, start_ns: int, end_ns: int, node: str) -> list[tuple[i
     return found
 
 
+def stored_spans(store: Store, node: str | Collection[str] | None = None) -> Iterator[tuple[str, int, int]]:
+    """Yield each node, and from when to when the store has its readings, by their clock, UTC ns.
+
+    Raises StoreError, and WindowError for a node that is not in the store.
+    """
+    for name in known_nodes(store.sessions(), node):
+        if found := covered(store, 0, _END_OF_TIME_NS, name):
+            yield name, found[0][0], found[-1][1]
+
+
 def _times(
     readings: Iterable[Reading], start_ns: int, end_ns: int, until_ns: int | None = None
 ) -> dict[tuple[str, str, str], list[int]]:

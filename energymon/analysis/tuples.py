@@ -38,6 +38,8 @@ class EnergyTuple:
     """INTERPOLATED when either tick lies where readings were missed, else ""."""
     devices: Mapping[Domain, Mapping[str, float]] = field(default_factory=dict)
     """J since t_{k-1} by device, of each domain that has several; a device without a figure is left out."""
+    cpu_energy_estimate: float | None = None
+    """J since t_{k-1} where nothing measures the CPU, which `cpu_energy` does not contain; None without an estimate."""
 
 
 @dataclass(slots=True)
@@ -68,10 +70,11 @@ class _Host:
             return None
         none = _Part(None, "", interpolated=False, devices={})
         cpu, memory, gpu = (parts.get(domain, none) for domain in ("cpu", "dram", "gpu"))
+        estimated = cpu.source == ESTIMATE
         return EnergyTuple(
             tick_ns,
             self.node,
-            cpu.joules,
+            None if estimated else cpu.joules,
             memory.joules,
             gpu.joules,
             cpu.source,
@@ -79,6 +82,7 @@ class _Host:
             gpu.source,
             INTERPOLATED if cpu.interpolated or memory.interpolated or gpu.interpolated else "",
             {domain: parts[domain].devices for domain, devices in self.domains.items() if len(devices) > 1},
+            cpu.joules if estimated else None,
         )
 
     def begin(self, at_ns: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal, cast, get_args
 
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
@@ -46,12 +46,16 @@ TUPLE_COLUMNS: Final = {
     "cpu_energy": "J since the tick before, all sockets; empty when unknown",
     "memory_energy": "J since the tick before, DRAM of all sockets; empty when unknown",
     "gpu_energy": "J since the tick before, all boards; empty when unknown",
-    "cpu_source": "source of cpu_energy, ';' between several; estimate is no measurement",
+    "cpu_energy_estimate": "J since the tick before where nothing measures the CPU; no part of cpu_energy",
+    "cpu_source": "source of cpu_energy, ';' between several; estimate for cpu_energy_estimate",
     "memory_source": "source of memory_energy",
     "gpu_source": "source of gpu_energy",
     "flags": "interpolated: readings were missed here",
 }
 """Columns of an energy tuple and what they are, in order."""
+
+Format = Literal["parquet", "csv", "line"]
+FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 _STDOUT: Final = "-"
 _DESCRIPTORS: Final = "/proc/self/fd"
@@ -63,7 +67,7 @@ _LONGEST: Final = 255
 def export(
     store: Store,
     out: Path | str,
-    format: Literal["parquet", "csv", "line"],
+    format: Format | None = None,
     what: Literal["readings", "tuples"] = "readings",
     *,
     start_ns: int = 0,
@@ -73,12 +77,16 @@ def export(
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
     A regular file appears when it is whole; a device, a FIFO or /dev/stdout is written as it comes, and "-" is stdout.
-    Lines are those that are sent to InfluxDB.
+    Without a format the suffix of the file names it. Lines are those that are sent to InfluxDB.
     Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     if not str(out) or not Path(out).name:
         raise ConfigError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
+    if format is None:
+        format = cast(Format, Path(out).suffix.removeprefix("."))
+        if format not in FORMATS:
+            raise ConfigError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
     columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
     if format == "parquet":
         if str(out) == _STDOUT:
@@ -182,7 +190,7 @@ def _type(column: str) -> pa.DataType:
 
     if column.endswith("_ns"):
         return pa.int64()
-    return pa.float64() if column == "joules" or column.endswith("_energy") else pa.string()
+    return pa.float64() if column == "joules" or "_energy" in column else pa.string()
 
 
 @contextmanager

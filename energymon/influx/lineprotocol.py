@@ -162,11 +162,12 @@ def tuple_line(found: EnergyTuple, run: str) -> str:
         ("gpu", "gpu", found.gpu_energy, found.gpu_source),
     ):
         if joules is not None and isfinite(joules):
-            fields.append(f"{name}_energy{'_estimate' if source == ESTIMATE else ''}={joules!r}")
-            fields.append(_source_field(name, source))
+            fields += [f"{name}_energy={joules!r}", _source_field(name, source)]
         if source != ESTIMATE and domain in found.devices:
             devices = sorted(found.devices[cast(Domain, domain)].items())
             fields += [f"{name}_energy_{_key(device)}={of!r}" for device, of in devices if isfinite(of)]
+    if found.cpu_energy_estimate is not None:
+        fields += [f"cpu_energy_estimate={found.cpu_energy_estimate!r}", _source_field("cpu", ESTIMATE)]
     if found.flags == INTERPOLATED:
         fields.append("interpolated=true")
     return f"{_tuples_prefix(found.node, run)} {','.join(fields)} {found.t_ns}"

@@ -470,3 +470,54 @@ def test_a_new_store_does_not_take_the_log_of_one_that_was_moved_away(tmp_path, 
     assert log.stat().st_size == size
     log.rename(tmp_path / "moved.sqlite-wal")
     assert count(tmp_path / "moved.sqlite")
+
+
+def test_a_query_takes_the_whole_store_its_last_seconds_or_the_time_until_now(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        start = str(time.time_ns())
+        wait_until(lambda: count(agent.store) > 200)
+        now = command("query", "--store", str(agent.store), "--start", start, "--end", "now", "--json")
+        said = agent.end()
+    assert now.returncode == 0, now.stderr
+    found = {}
+    for name, times in {"whole": (), "last": ("--last", "0.5s"), "more": ("--last", "2d")}.items():
+        told = command("query", "--store", str(agent.store), *times, "--json")
+        assert told.returncode == 0, told.stderr
+        (window,) = json.loads(told.stdout)["windows"]
+        assert window["components"][-1]["joules"] > 0
+        found[name] = window["start_ns"], window["end_ns"]
+    assert found["whole"] == found["more"]
+    assert found["last"] == (found["whole"][1] - 500 * MS, found["whole"][1])
+    assert "missing:" not in said, "a host that measures lacks nothing that matters"
+
+
+@pytest.mark.parametrize("times", [("--start", "1"), ("--last", "60"), ("--last", "5m", "--start", "1", "--end", "2")])
+def test_times_of_a_query_that_make_no_window_end_in_one_line(rapl, start_agent, times):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root))
+        agent.end()
+    told = command("query", "--store", str(agent.store), *times)
+    assert told.returncode == 2
+    assert "expected" in told.stderr
+
+
+def test_a_query_that_knows_no_joules_has_a_status_of_its_own(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root))
+        agent.end()
+    for times in (("1", "2"), ("2030-01-01", "2030-01-02")):
+        assert command("query", "--store", str(agent.store), "--start", times[0], "--end", times[1]).returncode == 3
+
+
+def test_the_suffix_of_a_file_names_the_format_of_an_export(tmp_path, rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root))
+        agent.end()
+    for name, begin in (("t.csv", b"tick_ns,"), ("t.parquet", b"PAR1"), ("t.line", b"energy,")):
+        assert command("export", "--store", str(agent.store), "--out", str(tmp_path / name)).returncode == 0
+        assert (tmp_path / name).read_bytes().startswith(begin)
+    for name in ("t.txt", "t", "-"):
+        told = command("export", "--store", str(agent.store), "--out", name)
+        assert told.returncode == 2
+        assert "expected .parquet, .csv, .line" in told.stderr

@@ -85,7 +85,7 @@ def test_an_instant_without_an_offset_is_utc_and_help_says_so(store, capsys):
 def test_a_query_before_the_first_agent_says_when_that_one_started(tmp_path, capsys):
     with SqliteStore.create(tmp_path / "late.sqlite") as late:
         late.begin_session("a", 10**18, 100 * MS, {})
-    assert main(["query", "--store", str(tmp_path / "late.sqlite"), "--start", "0", "--end", "1"]) == 0
+    assert main(["query", "--store", str(tmp_path / "late.sqlite"), "--start", "0", "--end", "1"]) == 3
     assert "2001-09-09T01:46:40" in capsys.readouterr().out
 
 

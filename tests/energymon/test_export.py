@@ -71,7 +71,8 @@ def test_tuples_are_written_with_unknown_cells_empty(store, tmp_path):
         sum(t.cpu_energy for t in direct if t.node == "a b"), rel=1e-12
     )
     (estimate,) = [r for r in rows if r["node"] == "c" and r["t_ns"] == str(TICK)]
-    assert (estimate["cpu_energy"], estimate["cpu_source"], estimate["gpu_energy"]) == ("2.0", "estimate", "")
+    assert (estimate["cpu_energy"], estimate["cpu_energy_estimate"], estimate["gpu_energy"]) == ("", "2.0", "")
+    assert estimate["cpu_source"] == "estimate"
 
 
 def test_a_span_and_a_node_narrow_what_is_written(store, tmp_path):

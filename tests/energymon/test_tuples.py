@@ -79,7 +79,7 @@ def test_a_device_that_is_expected_and_never_read_makes_its_domain_unknown():
 def test_an_estimate_is_labelled_and_is_not_added_to_what_is_measured():
     estimate = ramp(70, device="cpu", source="estimate")
     (alone, *_) = tuples(estimate, 0, S, TICK)
-    assert (alone.cpu_energy, alone.cpu_source) == (pytest.approx(7.0), "estimate")
+    assert (alone.cpu_energy, alone.cpu_energy_estimate, alone.cpu_source) == (None, pytest.approx(7.0), "estimate")
     (both, *_) = tuples([*estimate, *ramp(50)], 0, S, TICK)
     assert (both.cpu_energy, both.cpu_source) == (pytest.approx(5.0), "rapl-perf")
 
@@ -130,7 +130,9 @@ def test_each_session_of_a_store_has_its_own_interval_and_devices(tmp_path):
         *((k, "estimate") for k in range(1, 11)),
         *((k, "rapl-perf") for k in range(24, 41, 2)),
     ]
-    assert [t.cpu_energy for t in found] == pytest.approx([7.0] * 10 + [10.0] * 9)
+    either = [t.cpu_energy or t.cpu_energy_estimate for t in found]
+    assert either == pytest.approx([7.0] * 10 + [10.0] * 9)
+    assert [t.cpu_energy is None for t in found] == [True] * 10 + [False] * 9
 
 
 def test_a_device_that_was_lost_long_ago_is_still_missed(tmp_path):

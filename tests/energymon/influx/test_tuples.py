@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -62,7 +63,10 @@ def tuple_of(cpu=None, memory=None, gpu=None, sources=("", "", ""), flags="", de
             tuple_of(1.5, 0.25, sources=("rapl-perf", "rapl-perf", "")),
             'cpu_energy=1.5,cpu_source="rapl-perf",memory_energy=0.25,memory_source="rapl-perf"',
         ),
-        (tuple_of(2.0, sources=("estimate", "", "")), 'cpu_energy_estimate=2.0,cpu_source="estimate"'),
+        (
+            replace(tuple_of(sources=("estimate", "", "")), cpu_energy_estimate=2.0),
+            'cpu_energy_estimate=2.0,cpu_source="estimate"',
+        ),
         (
             tuple_of(gpu=5.0, sources=("", "", "nvml-counter"), devices={"gpu": {"gpu-0": 2.0, "gpu-1": 3.0}}),
             'gpu_energy=5.0,gpu_source="nvml-counter",gpu_energy_gpu-0=2.0,gpu_energy_gpu-1=3.0',

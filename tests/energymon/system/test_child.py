@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -142,8 +143,12 @@ with Child(["sh", "-c", script], stdin=subprocess.DEVNULL, group_killed_with_par
 def test_a_group_ends_with_a_parent_that_is_killed_or_leaves_it(is_killed):
     with subprocess.Popen([sys.executable, "-c", BUILDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         last = int(parent.stdout.readline())
-        group = [psutil.Process(pid) for pid in psutil.pids() if _group_of(pid) == os.getpgid(last)]
-        assert sorted(p.name() for p in group) == ["sh", "sh", "sleep", "sleep"]
+        names = ["sh", "sh", "sleep", "sleep"]
+        group = []
+        deadline = time.monotonic() + 20
+        while sorted(p.name() for p in group) != names and time.monotonic() < deadline:
+            group = [psutil.Process(pid) for pid in psutil.pids() if _group_of(pid) == os.getpgid(last)]
+        assert sorted(p.name() for p in group) == names
         parent.kill() if is_killed else parent.stdin.close()
     assert all(gone(p.pid) for p in group)
 
