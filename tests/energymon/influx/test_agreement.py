@@ -68,10 +68,10 @@ def fill(path, found, node="n"):
         with SqliteStore.create(path) as store:
             session = store.begin_session(node, start_ns, STEP, {"life": i}, sends=True)
             for at in range(0, len(ticks), 5):
-                chunk = {tick.tick_ns for tick in ticks[at : at + 5]}
+                chunk = {tick.first_ns for tick in ticks[at : at + 5]}
                 store.append([r for r in readings if r.tick_ns in chunk], ticks[at : at + 5])
             if i % 2 == 0:
-                store.end_session(session, ticks[-1].tick_ns, 0.1 + i)
+                store.end_session(session, ticks[-1].first_ns, 0.1 + i)
 
 
 def assert_agree(here, there, windows):
@@ -94,7 +94,7 @@ def assert_agree(here, there, windows):
 @given(data=st.data(), found=lives())
 def test_both_stores_answer_alike_whatever_wraps_gaps_and_restarts_there_were(server, data, found):
     bucket = server.bucket()
-    last = max(tick.tick_ns for *_, ticks in found for tick in ticks)
+    last = max(tick.first_ns for *_, ticks in found for tick in ticks)
     instants = st.integers(T0 - STEP, last + 2 * STEP)
     windows = [sorted((data.draw(instants), data.draw(instants))) for _ in range(3)]
     with tempfile.TemporaryDirectory() as folder:
