@@ -175,13 +175,6 @@ class EpochPlan(Sequence[BatchPlan]):
         starts = np.cumsum(runs.records) - runs.records
         return np.repeat(runs.position - starts, runs.records) + np.arange(runs.total)
 
-    def select_part(self, index: int, of: int) -> EpochPlan:
-        """Return every `of`-th batch from the one at `index` on, numbered from this plan's first number."""
-        if of == 1:
-            return self
-        batch = np.repeat(np.arange(len(self)), np.diff(self._bounds))
-        return EpochPlan(self.epoch, self._runs[batch % of == index], self.batch_size, number=self.number)
-
     def exclude(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
         """Return the plan without the places of the rank's sequence that `done` marks, numbered from `number`."""
         return EpochPlan(self.epoch, self._runs.exclude(done), self.batch_size, number=number)

@@ -45,7 +45,7 @@ class Checkpoint:
 
     @classmethod
     def start(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
-        """Return the start of a plan of some of a rank's `records`; the others are delivered, or another worker's."""
+        """Return the start of a plan of some of a rank's `records`; the others are delivered."""
         delivered = np.ones(records, np.bool_)
         delivered[plan.list_positions(plan.number, len(plan))] = False
         return cls(plan.epoch, delivered, before)

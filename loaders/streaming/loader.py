@@ -63,7 +63,6 @@ class StreamingLoader(Closing):
         num_threads: int = 2,
         slice_records: int = 8,
         shuffle_window: int | None = None,
-        part: tuple[int, int] = (0, 1),
         epochs_ahead: int = 1,
         epochs: int | None = None,
         warm_bytes: int = 8 * 2**20,
@@ -99,7 +98,6 @@ class StreamingLoader(Closing):
                 batches from as many of them in turn as there are streams (default: 8).
             shuffle_window: Records that are shuffled one by one within windows of so many, 0 for none (default: 0, with
                 a warning where the shards were not shuffled when they were made).
-            part: (i, n) takes every n-th batch of the rank from the i-th on, for one of n loaders (default: (0, 1)).
             epochs_ahead: Epochs after the current one whose batches may be requested already (default: 1).
             epochs: Number of epochs in all; another one is an error (default: no limit).
             warm_bytes: Bytes of padding that open TCP's windows at each daemon's connections before the first batch;
@@ -123,10 +121,8 @@ class StreamingLoader(Closing):
         check_window(prefetch_batches, order, prefetch_step)
         if options.imbalance:
             raise LoaderConfigError(f"imbalance={options.imbalance}: streaming makes equal shares; leave it out")
-        if not 0 <= part[0] < part[1]:
-            raise LoaderConfigError(f"part={part}: expected (i, n) with i from 0 to n - 1")
         rank, world_size = place_among_ranks(options.rank, options.world_size)
-        self._batch_size, self._order, self._part = options.batch_size, order, part
+        self._batch_size, self._order = options.batch_size, order
         self._epochs_ahead = check_whole("epochs_ahead", epochs_ahead, 0)
         self._epochs = None if epochs is None else check_whole("epochs", epochs, 1)
         self._settings: StateDict = {
@@ -298,7 +294,6 @@ class StreamingLoader(Closing):
             self._stop()
             first = self._left(checkpoint, self._piece_records)
             first = first if self._order == "strict" else self._client.group(first)
-            first = first.select_part(*self._part)
             self._note(first, len(checkpoint.delivered), checkpoint.before)
         elif self._running and self.finished == epoch - 1:
             self._running.source.schedule.go_on(epoch, last=last)
@@ -331,7 +326,7 @@ class StreamingLoader(Closing):
         return settings | {"batch_size": self._piece_records, "epoch": epoch, "stretches": self._stretches}
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return self._client.plan(order=self._order, **self._plan_arguments(epoch)).select_part(*self._part)
+        return self._client.plan(order=self._order, **self._plan_arguments(epoch))
 
     @property
     def finished(self) -> int | None:

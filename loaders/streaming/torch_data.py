@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
-from multiprocessing.context import get_spawning_popen
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -17,11 +15,9 @@ from loaders.arguments import check_whole
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.options import check_ranks
-from loaders.pipeline import stage_name
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import RankState, State, StateDict, make_ended_state
-from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
 
 Form: TypeAlias = Literal["dict", "tuple", "batch"]
@@ -32,13 +28,17 @@ Yielded: TypeAlias = Batch | RawBatch | dict[str, torch.Tensor] | tuple[torch.Te
 """A batch in one of these forms, or not decoded."""
 
 
+class _Iteration(NamedTuple):
+    epoch: int
+    state: State | None
+    """From where the epoch goes on; None: from its beginning."""
+
+
 class StreamDataset(IterableDataset[Yielded]):
     """Batches from streaming daemons; iterate it, or give it to DataLoader with batch_size=None.
 
     Every iteration is the next epoch, numbered from 0 or from what `set_epoch` said, even if the one before it was left
-    early. Fetching and decoding go on beside the training loop anyway, so DataLoader's workers gain little; with
-    some, each fetches and decodes every n-th batch. Epoch and position stay with the dataset in the parent, and reach
-    the workers whenever an iteration begins.
+    early. Fetching and decoding go on beside the training loop, so a worker process of DataLoader raises LoaderError.
     """
 
     def __init__(self, *, batches: Form = "dict", **arguments: Any) -> None:
@@ -49,8 +49,7 @@ class StreamDataset(IterableDataset[Yielded]):
         RawBatch.
 
         `rank` and `world_size`, where they are not given, are those of torch.distributed if it is initialised, else
-        RANK and WORLD_SIZE of the environment. They are those of the process that makes the dataset, and go with it
-        to DataLoader's workers, in which torch.distributed may not be initialised.
+        RANK and WORLD_SIZE of the environment. They are those of the process that makes the dataset.
         """
         super().__init__()
         signature(StreamingLoader).bind(**arguments)  # TypeError names what is missing, or none of its arguments
@@ -63,24 +62,35 @@ class StreamDataset(IterableDataset[Yielded]):
         self._loader: StreamingLoader | None = None
         self._pid = 0
         self._closed = False
-        self._iterations = Iterations()
+        self._epoch = 0
+        self._has_started = False
+        self._state: State | None = None
+        self._last: _Iteration | None = None
 
     def __iter__(self) -> Iterator[Yielded]:
-        return self._batches(self._iterations.worker())
+        _refuse_worker()
+        return self._batches()
 
-    def _batches(self, worker: Worker | None) -> Iterator[Yielded]:
+    def _batches(self) -> Iterator[Yielded]:
         loader = self.loader
-        iteration = self._iterations.begin(worker)
+        iteration = _Iteration(self._epoch + self._has_started, self._state)
+        self._begin_at(iteration.epoch, None)
+        self._has_started, self._last = True, iteration
         if iteration.state:
             loader.load_state_dict(iteration.state)
         for batch in loader.epoch(iteration.epoch):
             yield _form_batch(batch, self._form) if isinstance(batch, Batch) else batch
-        self._iterations.end(iteration, worker)
+        if self._last is iteration:
+            self._epoch, self._has_started = iteration.epoch + 1, False
+
+    def _begin_at(self, epoch: int, state: State | None) -> None:
+        self._epoch, self._has_started, self._state = epoch, False, state
+        self._last = None
 
     @property
     def epoch(self) -> int:
         """The epoch of the iteration that is under way, or else of the next one."""
-        return self._iterations.position().epoch
+        return self._epoch
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in an epoch."""
@@ -89,6 +99,7 @@ class StreamDataset(IterableDataset[Yielded]):
     @property
     def loader(self) -> StreamingLoader:
         """The loader of this process, made at the first use; raises LoaderError where the rank has changed since."""
+        _refuse_worker()
         if self._loader is None or self._closed or self._pid != os.getpid():  # a fork's connections are its parent's
             self._place = self._known_place()
             self._loader, self._pid, self._closed = StreamingLoader(**self._loader_arguments()), os.getpid(), False
@@ -102,48 +113,32 @@ class StreamDataset(IterableDataset[Yielded]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; one that was loaded goes on where it was."""
-        self._iterations.choose(check_whole("epoch", epoch, 0))
+        epoch = check_whole("epoch", epoch, 0)
+        self._begin_at(epoch, self._state if epoch == self._epoch else None)
 
     def state_dict(self, taken: int | None = None) -> StateDict:
         """Return the position of the dataset; batches iterated up to now do not come again.
 
-        `taken` is the number of batches that the training loop has taken of the last iteration. It is needed
-        where something takes them ahead of the loop: DataLoader's workers, or a wrapper that looks a batch ahead.
-        Without it all batches that were iterated count as taken.
+        `taken` is the number of batches that the training loop has taken of the last iteration. It is needed where a
+        wrapper takes them ahead of the loop. Without it all batches that were iterated count as taken.
 
-        Raises LoaderError where workers need `taken` and it is not given, and in a worker, which has come further than
-        the training loop; LoaderConfigError for more batches than there are.
+        Raises LoaderConfigError for more batches than there are.
         """
-        if get_worker_info() is not None:
-            raise LoaderError("DataLoader's workers are ahead of the training loop: call state_dict in its process")
         rank, world_size = self._known_place()
         share = {"rank": rank, "world_size": world_size, "remainder": self._arguments.get("remainder")}
-        position = self._iterations.position()
-        last = position.last
+        last = self._last
         if last is None:
             if taken:
                 raise LoaderConfigError(f"taken={taken}: no iteration has started; leave it out")
-            if position.state is None or isinstance(position.state, Mapping):
-                return {"epoch": position.epoch, "loader": dict(position.state or {}), "share": share}
-            checkpoint = self.loader.checkpoint_after(position.epoch, 0, position.state)
-        elif last.worker is None:
-            assert self._loader is not None, "an iteration of this process has a loader"
+            if self._state is None or isinstance(self._state, Mapping):
+                return {"epoch": self._epoch, "loader": dict(self._state or {}), "share": share}
+            checkpoint = self.loader.checkpoint_after(self._epoch, 0, self._state)
+        else:
+            assert self._loader is not None, "an iteration has a loader"
             reached = self._loader.checkpoint(taken)
             if reached is None or reached.epoch != last.epoch:  # an error came before the first batch
                 reached = self._loader.checkpoint_after(last.epoch, taken or 0, last.state)
             checkpoint = reached
-        elif taken is None:
-            raise LoaderError(
-                "DataLoader's workers are ahead of the training loop: give state_dict(taken=n), the number of batches "
-                "that the loop has taken since the iteration began, or use num_workers=0"
-            )
-        elif self._arguments.get("on_error") == "skip":
-            raise LoaderError(
-                "on_error='skip': whether workers left a batch out is not known here; use num_workers=0 with "
-                "checkpoints"
-            )
-        else:
-            checkpoint = self.loader.checkpoint_after(last.epoch, taken, last.state)
         done = checkpoint.complete
         state = {} if done else self.loader.state_dict(checkpoint)
         return {"epoch": checkpoint.epoch + done, "loader": state, "share": share}
@@ -159,7 +154,7 @@ class StreamDataset(IterableDataset[Yielded]):
             epoch, left = _join_ranks(state)
         if self._loader is not None:
             self._loader.load_state_dict(left or {})
-        self._iterations.load(epoch, left or None)
+        self._begin_at(epoch, left or None)
 
     def close(self) -> None:
         """End threads, processes and connections."""
@@ -174,35 +169,28 @@ class StreamDataset(IterableDataset[Yielded]):
         self.close()
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave connections behind where the dataset is sent to a worker, and take rank and world size along."""
-        if get_spawning_popen() is not None:
-            transform = self._arguments.get("transform")
-            try:
-                pickle.dumps(transform)
-            except Exception as error:  # pickling a user's class may raise anything
-                raise LoaderConfigError(
-                    f"transform: {stage_name(transform)} cannot be sent to a worker of DataLoader: {error}; define it "
-                    "by name in a module, or use num_workers=0, which decodes beside the training loop as well"
-                ) from error
-        return self.__dict__ | {"_loader": None, "_place": self._known_place()}
+        """Leave connections behind, and take rank and world size along."""
+        return self.__dict__ | {"_loader": None, "_place": self._known_place(), "_last": None}
 
     def _place_now(self) -> tuple[int, int]:
         return place_among_ranks(self._arguments.get("rank"), self._arguments.get("world_size"))
 
     def _known_place(self) -> tuple[int, int]:
-        # A worker that was spawned has no process group; one that was forked has its parent's.
         return self._place_now() if in_process_group() else self._place
 
     def _loader_arguments(self) -> dict[str, Any]:
-        """Return the loader's arguments in this process: each of n workers takes every n-th of its rank's batches."""
         rank, world_size = self._place
         arguments = self._arguments | {"rank": rank, "world_size": world_size}
         check_ranks(rank, world_size, arguments.get("remainder"))
-        worker = get_worker_info()
-        if worker is not None:
-            # DataLoader takes batches of its workers in turn, so batches that come as planned have known places.
-            arguments |= {"part": (worker.id, worker.num_workers), "order": "strict"}
         return arguments
+
+
+def _refuse_worker() -> None:
+    if get_worker_info() is not None:
+        raise LoaderError(
+            "a stream is fetched and decoded in parallel already: use DataLoader with num_workers=0, or iterate the "
+            "dataset"
+        )
 
 
 def _form_batch(batch: Batch, form: Form) -> Yielded:

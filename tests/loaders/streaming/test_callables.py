@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from loaders import DaliLoader, PyTorchLoader, SampleAwareLoader, SpdlLoader
 from loaders.base import Samples
@@ -20,7 +19,6 @@ from loaders.pipeline import Item
 from loaders.pipelines.callables import CallablePipeline, as_pipeline
 from loaders.records.shards.convert import convert
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.torch_data import StreamDataset
 
 pytestmark = pytest.mark.process
 
@@ -116,10 +114,6 @@ def test_what_is_no_transform_is_refused(daemon) -> None:
 def test_what_cannot_be_sent_to_a_process_is_named(daemon) -> None:
     with pytest.raises(LoaderConfigError, match=r"decode=torch-process: .*decode=torch"):
         next(_batches(daemon.endpoint, lambda image: image, decode="torch-process"))
-    dataset = StreamDataset(endpoint=daemon.endpoint, batch_size=8, seed=0, transform=lambda image: image)
-    batches = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    with pytest.raises(LoaderConfigError, match=r"transform: .*num_workers=0"):
-        iter(batches)
 
 
 def test_processes_draw_different_numbers(daemon) -> None:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.image import ImageTransform
-from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.torch_data import StreamDataset
 
 pytestmark = pytest.mark.process
@@ -62,25 +61,13 @@ def test_an_iteration_after_the_last_epoch_is_an_error(daemon) -> None:
         assert _ids(dataset) == ALL
 
 
-@pytest.mark.parametrize(
-    ("workers", "start", "persistent"),
-    [(0, None, False), (1, "fork", False), (3, "fork", False), (3, "fork", True)],
-)
-def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(
-    daemon, workers: int, start: str | None, persistent: bool
-) -> None:
+def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(daemon) -> None:
     def loader(dataset: StreamDataset) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context=start,
-            persistent_workers=persistent,
-        )
+        return DataLoader(dataset, batch_size=None)
 
     quick = {"decode": "raw", "streams": 1, "warm_bytes": 0, "order": "strict"}
     with _dataset(daemon.endpoint, **quick) as dataset:
-        assert len(dataset) == 8  # connects here, which a worker must not use
+        assert len(dataset) == 8
         batches = loader(dataset)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Length of IterableDataset")
@@ -101,40 +88,32 @@ def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(
         rest = _order(batches)
         assert sorted(early + rest) == ALL and dataset.epoch == 2
         assert _order(batches) == after
-        dataset.load_state_dict(state)  # reaches workers that persist
+        dataset.load_state_dict(state)
         assert _order(islice(batches, 2)) == rest[:16]
         again = dataset.state_dict(taken=2)
         dataset.load_state_dict(again)
         assert _order(batches) == rest[16:]
 
 
-def test_spawned_workers_share_the_epoch_of_their_parent(daemon) -> None:
-    with _dataset(daemon.endpoint, decode="raw", streams=1, warm_bytes=0) as dataset:
-        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-        early = set(_order(islice(loader, 7)))
-        dataset.load_state_dict(dataset.state_dict(taken=7))
-        assert _ids(dataset) == sorted(set(ALL) - early) and dataset.epoch == 1
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_a_dataloader_are_refused(daemon, start: str) -> None:
+    with _dataset(daemon.endpoint, decode="raw") as dataset:
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)
+        with pytest.raises(LoaderError, match="use DataLoader with num_workers=0"):
+            next(iter(loader))
+        assert _ids(dataset) == ALL and dataset.epoch == 1
 
 
-def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon) -> None:
-    quick = {"decode": "raw", "streams": 1, "warm_bytes": 0}
-    with _dataset(daemon.endpoint, **quick) as dataset:
+def test_more_batches_than_were_taken_are_refused(daemon) -> None:
+    with _dataset(daemon.endpoint, decode="raw") as dataset:
         with pytest.raises(LoaderConfigError, match="taken=1"):
             dataset.state_dict(taken=1)
         start = dataset.state_dict()
-        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
-        assert _ids(loader) == ALL
-        with pytest.raises(LoaderError, match=r"state_dict\(taken=n\)"):
-            dataset.state_dict()
+        assert _ids(dataset) == ALL
         with pytest.raises(LoaderConfigError, match=r"taken=9.*0.*8"):
             dataset.state_dict(taken=9)
         dataset.set_epoch(1)
         assert dataset.state_dict() == start | {"epoch": 1}
-    with _dataset(daemon.endpoint, on_error="skip", streams=1, warm_bytes=0) as dataset:
-        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
-        assert _ids(loader) == ALL
-        with pytest.raises(LoaderError, match="on_error='skip'"):
-            dataset.state_dict(taken=8)
 
 
 def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
@@ -159,20 +138,6 @@ def test_a_daemon_that_is_gone_leaves_the_epoch_to_start_again(start_daemon: Cal
         with pytest.raises(StreamError):
             _ids(dataset)
         assert dataset.state_dict()["epoch"] == 1
-
-
-def test_a_worker_closes_its_loader_before_it_ends(daemon, monkeypatch, tmp_path) -> None:
-    close = StreamingLoader.close
-
-    def told(loader: StreamingLoader) -> None:
-        close(loader)
-        (tmp_path / str(os.getpid())).touch()
-
-    monkeypatch.setattr(StreamingLoader, "close", told)
-    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert _ids(loader) == ALL
-    closed = {int(path.name) for path in tmp_path.iterdir()}
-    assert len(closed) == 2 and os.getpid() not in closed
 
 
 def test_a_dataset_resumes_in_the_middle_and_at_an_epochs_end(daemon) -> None:
@@ -240,16 +205,6 @@ def test_states_of_ranks_that_are_not_at_one_step_are_refused(daemon) -> None:
             dataset.load_state_dict([{}])
 
 
-def test_checkpoints_of_workers_are_refused(daemon) -> None:
-    class Asking(StreamDataset):
-        def __iter__(self) -> Iterator[Any]:
-            yield self.state_dict()
-
-    loader = DataLoader(Asking(endpoint=daemon.endpoint, batch_size=8, seed=0), batch_size=None, num_workers=1)
-    with pytest.raises(LoaderError, match="state_dict"):
-        list(loader)
-
-
 def test_ranks_come_from_torch_distributed(daemon, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -266,11 +221,10 @@ def test_ranks_come_from_torch_distributed(daemon, tmp_path: Path) -> None:
 RANK = """
 import json, sys
 import torch.distributed
-from torch.utils.data import DataLoader
 from loaders.streaming import StreamDataset
 
 if __name__ == "__main__":
-    endpoint, store, rank, *ways = sys.argv[1:]
+    endpoint, store, rank, when = sys.argv[1:]
 
     def made():
         return StreamDataset(
@@ -279,25 +233,21 @@ if __name__ == "__main__":
 
     early = made()
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    for method, workers in (way.split("-") for way in ways):
-        dataset = made() if method == "forkserver" else early
-        context = method if int(workers) else None
-        batches = DataLoader(dataset, batch_size=None, num_workers=int(workers), multiprocessing_context=context)
-        for _ in range(2 if method == "fork" else 1):
-            print(json.dumps([id for batch in batches for id in batch.ids.tolist()]), flush=True)
-        dataset.close()
+    with early if when == "before" else made() as dataset:
+        for _ in range(2):
+            print(json.dumps([id for batch in dataset for id in batch.ids.tolist()]), flush=True)
     torch.distributed.destroy_process_group()
 """
 
 
-def test_ranks_and_their_workers_share_every_sample_however_workers_start(daemon, tmp_path: Path) -> None:
-    ways = ("fork-0", "fork-2", "spawn-1", "forkserver-1")
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ranks_share_every_sample_if_made_before_or_after_the_process_group(daemon, tmp_path: Path, when: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     root = str(Path(__file__).parents[3])
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), daemon.endpoint, str(tmp_path / "store"), str(rank), *ways],
+            [sys.executable, str(script), daemon.endpoint, str(tmp_path / "store"), str(rank), when],
             stdout=subprocess.PIPE,
             text=True,
             cwd=root,
@@ -313,18 +263,17 @@ def test_ranks_and_their_workers_share_every_sample_however_workers_start(daemon
     finally:
         for process in ranks:
             process.kill()
-    assert len(said[0]) == len(ways) + 2  # two epochs of those that fork
-    assert len(set(said[0][:-1])) == len(ways) + 1  # each another epoch
+    assert len(set(said[0])) == 2  # another epoch each
     for first, second in zip(*said, strict=True):
         shares = json.loads(first), json.loads(second)
         assert sorted(chain(*shares)) == ALL
         assert {len(share) for share in shares} == {30, 31}
 
 
-def test_several_ranks_choose_a_remainder_with_workers_too(daemon, monkeypatch) -> None:
+def test_several_ranks_choose_a_remainder(daemon, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None)
     with pytest.raises(LoaderConfigError, match=r"uneven, drop or pad .*2 ranks"):
         list(loader)
 
@@ -342,11 +291,10 @@ def test_a_dataset_that_connected_as_another_rank_says_so(daemon, tmp_path: Path
             torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_are_plain_tensors_unless_told_otherwise(daemon, workers: int) -> None:
+def test_batches_are_plain_tensors_unless_told_otherwise(daemon) -> None:
     def first(**changed: object) -> Any:
         with _dataset(daemon.endpoint, order="strict", **changed) as dataset:
-            return next(iter(DataLoader(dataset, batch_size=None, num_workers=workers)))
+            return next(iter(DataLoader(dataset, batch_size=None)))
 
     batch, plain, (data, labels) = first(batches="batch"), first(), first(batches="tuple")
     assert isinstance(batch, Batch) and list(plain) == ["data", "labels", "ids"]
