@@ -25,10 +25,10 @@ from harness.testbed.connection import RemoteNode
 from loaders.errors import LoaderError
 from loaders.shared.daemon_flags import flags
 
-_READY_S = 60.0
-"""Java takes a quarter of that on a busy machine."""
-_READY_THERE_S = 180.0
-"""An emulated machine starts Python that slowly."""
+_START_S = 180.0
+"""A busy or an emulated machine starts Java or Python that slowly."""
+_MARGIN_S = 15.0
+"""A daemon that has the limit as well names the cause, unless Python alone takes so long."""
 _GIVEN = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
 """Options that the harness sets; the config may not."""
 
@@ -89,10 +89,11 @@ def check_daemon(loader: LoaderSpec) -> None:
 
 
 class _Placement(Section):
-    """Where a daemon listens on the host that the harness gives it, and how much memory it has there."""
+    """Where a daemon listens on its host, how much memory it has there, and how long its start may take."""
 
     port: Annotated[int, Field(ge=0, le=65_535, description="0 to 65535, 0 for any free one")] = 0
     memory_mb: NumberAboveZero | None = None
+    start_s: NumberAboveZero = _START_S
 
 
 def make_keys(module: str, folder: Path) -> Keys:
@@ -127,11 +128,16 @@ def serving(
         given = _arguments(host, shards, params, keys=own_keys, events=own_events, regime=regime)
         argv = [python_of(daemon_environment(params["module"])), "-m", params["module"], *given]
         with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
+            start_s = params.get("start_s", _START_S)
+            knows = "start_s" in _options(params["module"]).model_fields
             try:
-                endpoint = str(child.ready(_READY_THERE_S if node.is_remote else _READY_S)["endpoint"])
+                endpoint = str(child.ready(start_s + _MARGIN_S if knows else start_s)["endpoint"])
             except ChildError as error:
                 where = f"host {node.host}" if node.is_remote else f"the {node.role} node"
-                raise CellError(f"the daemon on {where} did not start: it {error}") from error
+                remedy = (
+                    f"; daemon.start_s={start_s:g} is its limit: raise it" if "not ready within" in str(error) else ""
+                )
+                raise CellError(f"the daemon on {where} did not start: it {error}{remedy}") from error
             yield Daemon(endpoint, child)
 
 
@@ -162,9 +168,11 @@ def _arguments(
 ) -> list[str]:
     """Return the command line of a daemon: what its config sets, and what the harness gives it if it takes that."""
     options = {key: value for key, value in params.items() if value is not None and key != "memory_mb"}
+    start_s = options.pop("start_s", _START_S)
     module, port = options.pop("module"), options.pop("port", 0)
     model = _options(module)
     given: dict[str, object] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}
+    given["start_s"] = start_s
     if keys is not None:
         given["keys"] = keys.daemon
     elif not ip_address(host).is_loopback:

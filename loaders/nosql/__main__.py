@@ -229,6 +229,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             heap_mb=options.heap_mb,
             disk_access=options.disk_access,
             removes_home=True,
+            timeout_s=options.start_s,
         ) as server,
     ):
         endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint

@@ -47,6 +47,9 @@ class DaemonOptions(BaseModel):
         description="how files are read, mmap, mmap_index_only or standard; with mmap each page fault reads as much "
         "as the disk's readahead (default: mmap_index_only)",
     )
+    start_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
+        default=120.0, title="S", description="seconds that the server may take to be ready (default: 120)"
+    )
     until_eof: bool = Field(default=False, description="stop as well when standard input ends")
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
-from harness.run.daemon import check_daemon, make_keys, serving
+from harness.run.daemon import _arguments, check_daemon, make_keys, serving
 from harness.run.dry_run import dry_run_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
@@ -122,6 +122,22 @@ def test_a_daemon_that_does_not_start_fails_with_what_it_said(shards, tmp_path):
         serving(node, "127.0.0.1", shards, loader(congestion="none").daemon, tmp_path / "log"),
     ):
         pass
+
+
+def test_a_daemon_that_takes_too_long_names_the_limit_to_raise(shards, tmp_path):
+    options = loader(start_s=0.001).daemon
+    check_daemon(loader(start_s=0.001))
+    with (
+        pytest.raises(CellError, match=r"not ready within 0\.001 s.*; daemon\.start_s=0\.001 is its limit: raise it"),
+        serving(Node("storage", "test"), "127.0.0.1", shards, options, tmp_path / "log"),
+    ):
+        pass
+    assert daemons() == []
+
+
+def test_the_database_gets_the_limit_and_names_the_cause_itself(tmp_path):
+    given = _arguments("127.0.0.1", tmp_path, {"module": "loaders.nosql", "start_s": 300, "port": 0})
+    assert "--start-s=300.0" in given or given[given.index("--start-s") + 1] == "300.0"
 
 
 def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
