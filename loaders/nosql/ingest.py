@@ -108,6 +108,7 @@ def _check_sizes(dataset: ShardSet) -> None:
 
 def _is_whole(session: Any, table: Table, dataset: ShardSet, replication: int) -> bool:
     """Return whether the tables have the dataset already; else make them, and say whose samples come."""
+    _check_own(session, table)
     session.execute(
         f"CREATE KEYSPACE IF NOT EXISTS {table.keyspace} WITH replication = "
         f"{{'class': 'SimpleStrategy', 'replication_factor': {replication}}}"
@@ -126,6 +127,23 @@ def _is_whole(session: Any, table: Table, dataset: ShardSet, replication: int) -
     if whole is None:
         session.execute(mark, [table.partial, FORM, dataset.samples, dataset.nbytes, dataset.key])
     return whole is not None
+
+
+def _check_own(session: Any, table: Table) -> None:
+    """Raise LoaderConfigError where a table of one of the names is another's, before anything is written beside it."""
+    find = session.prepare("SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?")
+    columns = {
+        table.name: {"sample", "sample_id", "label", "file", "size", "record"},
+        f"{table.name}_metadata": {"sample", "sample_id", "label", "size"},
+        "datasets": {"name", "form", "samples", "nbytes", "key"},
+    }
+    for name, own in columns.items():
+        found = {row.column_name for row in session.execute(find, [table.keyspace, name])}
+        if found and not own <= found:
+            raise LoaderConfigError(
+                f"{table.host}:{table.port}: the table {table.keyspace}.{name} is another's (it has no column "
+                f"{min(own - found)}): name another keyspace or table; nothing was written"
+            )
 
 
 def _mark(session: Any, table: Table, dataset: ShardSet) -> None:

@@ -314,6 +314,18 @@ def test_tables_of_another_dataset_are_left_alone(servers: dict[str, Served], sh
         ingest(other, servers["open"].table)
 
 
+def test_a_keyspace_with_another_s_table_gets_nothing_of_ours(servers: dict[str, Served], shards: Path) -> None:
+    table = servers["open"].table
+    mine = Table(table.host, table.port, "mine", "samples")
+    with open_session(table.host, table.port, None) as session:
+        session.execute("CREATE KEYSPACE mine WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}")
+        session.execute("CREATE TABLE mine.samples (id int PRIMARY KEY, words text)")
+        with pytest.raises(LoaderConfigError, match=r"the table mine\.samples is another's .*nothing was written"):
+            ingest(shards, mine)
+        find = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = 'mine'"
+        assert [row.table_name for row in session.execute(find)] == ["samples"]
+
+
 def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "loaders.nosql", *argv],
