@@ -24,7 +24,7 @@ class Login:
 def missing_driver(error: ImportError) -> LoaderConfigError:
     """Return the error that says that the driver is not installed, or cannot be imported."""
     return LoaderConfigError(
-        f"the driver cannot be imported ({error}): pip install 'joulefeed[nosql]', or cassandra-driver"
+        f"the driver cannot be imported ({error}): pip install cassandra-driver"
     )
 
 
