@@ -23,9 +23,7 @@ class Login:
 
 def missing_driver(error: ImportError) -> LoaderConfigError:
     """Return the error that says that the driver is not installed, or cannot be imported."""
-    return LoaderConfigError(
-        f"the driver cannot be imported ({error}): pip install cassandra-driver"
-    )
+    return LoaderConfigError(f"the driver cannot be imported ({error}): pip install cassandra-driver")
 
 
 def check_host(host: str, port: int) -> None:
