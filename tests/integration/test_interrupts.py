@@ -193,7 +193,7 @@ def command(kind, folder, measured, server):
     argv = [{"FOLDER": str(measured), "TREE": str(TREE), "OUT": str(folder / "out")}.get(one, one) for one in argv]
     environment = {}
     if kind == "convert":
-        (tree,) = (folder.parent / "cache").glob("datasets/*/")
+        tree = min((folder.parent / "cache").glob("datasets/*/"), key=lambda made: made.stat().st_mtime_ns)
         argv = [str(tree) if one == str(TREE) else one for one in argv]
     if kind == "resume":
         # As a run that was ended in its last cell.
