@@ -21,7 +21,7 @@ from bench import REPO, Line, at_least, at_most, make_parser, run, status_kb
 
 from energymon import SqliteStore
 from energymon.influx.spool import Spool
-from energymon.influx.store import InfluxStore
+from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import Server, binary
 
 T0 = 1_700_000_000_000_000_000
@@ -49,10 +49,9 @@ def measure(tuples: int) -> Iterator[Line]:
         try:
             bare_s, lines = bare(server, some)
             seconds, peak_mb = drain(server, store)
-            whole = InfluxStore(server.settings("first"))
-            last = whole.readings(T0 + tuples * STEP, T0 + tuples * STEP)[-1]
+            with Bucket(server.settings("first")) as there:
+                last = there.readings(T0 + tuples * STEP, T0 + tuples * STEP)[-1]
             arrived = last.tick_ns == T0 + (tuples - 1) * STEP
-            whole.close()
         finally:
             server.kill()
     rate, bound = tuples / seconds, lines / 4 / bare_s

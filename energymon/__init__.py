@@ -44,7 +44,7 @@ from energymon.reading import (
     Ticks,
 )
 from energymon.sampling.edges import Asker
-from energymon.stores.base import Session, Store, open_store
+from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
 __all__ = [
@@ -82,7 +82,6 @@ __all__ = [
     "joules",
     "missed_share",
     "missed_ticks",
-    "open_store",
     "query",
     "save_readings",
     "stored_tuples",

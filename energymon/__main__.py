@@ -22,7 +22,7 @@ from energymon.system.signals import run_program
 from energymon.system.version import PrintVersion
 
 if TYPE_CHECKING:
-    from energymon.stores.base import Store
+    from energymon.stores.sqlite import SqliteStore
 
 _STATUS_ERROR = 2
 _STATUS_UNKNOWN = 3
@@ -129,14 +129,14 @@ def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.sessions import stored_spans
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
-    from energymon.stores.base import open_store
+    from energymon.stores.sqlite import SqliteStore
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
     times = options.start, options.end
     if (None in times) != (times == (None, None)) or (options.last and options.start):
         raise ConfigError("expected both --start and --end, or --last, or none of them for all that the store has")
-    with open_store(options.store, session=options.session) as store:
+    with SqliteStore.open(options.store) as store:
         if options.start:
             asked = [(_instant(options.start), _instant(options.end), options.node or None, options.clock)]
             if options.end == _NOW:
@@ -162,17 +162,15 @@ def _query(options: argparse.Namespace) -> int:
     return 0 if known else _STATUS_UNKNOWN
 
 
-def _await_now(store: Store) -> None:
+def _await_now(store: SqliteStore) -> None:
     """Have an agent that samples into the store read its sensors now, and wait some seconds until that is stored."""
     from energymon.agent.process import wait_until_read
     from energymon.clock.monotonic import boot_ns
     from energymon.sampling.edges import Asker
-    from energymon.stores.sqlite import SqliteStore
 
-    if isinstance(store, SqliteStore):
-        # Without an agent that can be asked, its next tick does.
-        with suppress(OSError), closing(Asker(store.path)) as asker:
-            asker.edge_ns()
+    # Without an agent that can be asked, its next tick does.
+    with suppress(OSError), closing(Asker(store.path)) as asker:
+        asker.edge_ns()
     for session in store.sessions()[-1:]:
         offset_ns = session.description.get("boot_offset_ns")
         if session.end_ns is None and isinstance(offset_ns, int):
@@ -181,13 +179,13 @@ def _await_now(store: Store) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
-    from energymon.stores.base import open_store
+    from energymon.stores.sqlite import SqliteStore
 
     if options.out == "-":
         _require_stdout()
     start_ns = 0 if options.start is None else _instant(options.start)
     end_ns = 2**63 - 1 if options.end is None else _instant(options.end)
-    with open_store(options.store, session=options.session) as store:
+    with SqliteStore.open(options.store) as store:
         export(store, options.out, options.format, options.what, start_ns=start_ns, end_ns=end_ns, node=options.node)
     return 0
 
@@ -358,10 +356,7 @@ def _add_run(commands: _Commands) -> None:
 
 
 def _add_store(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--store", required=True, help="the file that `run` writes, or an InfluxDB server's URL with INFLUXDB_V2_* set"
-    )
-    command.add_argument("--session", help="one agent's session, where two wrote for one node at once")
+    command.add_argument("--store", type=Path, required=True, metavar="FILE", help="the file that `run` writes")
 
 
 def _add_query(commands: _Commands) -> None:

@@ -27,7 +27,7 @@ from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
 STORE: Final = "ENERGYMON_STORE"
-"""Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
+"""Environment variable that names the store of an agent that runs already: a file."""
 
 
 class Window:
@@ -335,12 +335,7 @@ def _event_lines(window: WindowEnergy) -> str:
 @contextlib.contextmanager
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
-    if isinstance(where, str) and "://" in where:
-        from energymon.stores.base import open_store
-
-        with open_store(where) as remote:
-            yield remote
-    elif isinstance(where, str | Path):
+    if isinstance(where, str | Path):
         with SqliteStore.open(Path(where)) as local:
             yield local
     else:

@@ -1,4 +1,4 @@
-"""Readings and what belongs to them as InfluxDB's points, and back.
+"""Readings and what belongs to them as InfluxDB's points.
 
 | measurement | tags | fields | time |
 |---|---|---|---|
@@ -12,7 +12,7 @@
 | tuples | node_id, run | cpu_energy, memory_energy, gpu_energy: J used since the tick before; see `tuple_line` | tick |
 | epochs | node_id, run, cell, loader | epoch, start_ns and end_ns, whole numbers; duration_s | start |
 
-`tuples` and `epochs` are for queries and graphs, and are not read back. Every number of the others is a float field.
+Every number but those of `epochs` is a float field.
 What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
 a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
 The tag `n` counts the events of a node in one nanosecond, which would be one point without it. Line breaks and
@@ -22,16 +22,13 @@ backslashes of a message are written as \\n, \\r and \\\\.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import isfinite
 from typing import Final, cast
-from urllib.parse import unquote
 
 from energymon.analysis.tuples import EnergyTuple
 from energymon.clock.monotonic import NS
-from energymon.errors import StoreError
 from energymon.reading import (
     ESTIMATE,
     INTERPOLATED,
@@ -41,8 +38,6 @@ from energymon.reading import (
     Domain,
     EpochMark,
     Event,
-    Reading,
-    Ticks,
 )
 from energymon.stores.base import Session
 
@@ -59,14 +54,12 @@ EPOCHS: Final = "epochs"
 RawReading = tuple[int, int, int, float, str, int | None, int]
 """Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags, early_ns, late_ns: a row of the
 SQLite store."""
-Fields = Mapping[str, float | str]
 
 _TAG_ESCAPES: Final = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ "})
 _FIELD_ESCAPES: Final = str.maketrans({'"': '\\"', "\\": "\\\\"})
 
 # A server's CSV has its own line ends, and puts them into texts too.
 _LINE_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
-_LINE_ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def tag_value(text: str) -> str:
@@ -80,11 +73,6 @@ def tag_value(text: str) -> str:
     return "".join(
         c if c.isprintable() and c not in "\\%\ufffd" else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text
     )
-
-
-def tag_text(value: str) -> str:
-    """Return the text of a stored tag; the inverse of `tag_value`."""
-    return unquote(value, errors="strict") if "%" in value else value
 
 
 def field_text(text: str) -> str:
@@ -197,95 +185,6 @@ def counter_line(start: CounterStart) -> str:
     )
 
 
-def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading:
-    """Return the reading of a point; raises StoreError for one that is not energymon's."""
-    early_ns = fields.get("early_ns")
-    return Reading(
-        time_ns,
-        time_ns + int(_number(ENERGY, time_ns, fields, "offset_ns")),
-        tag_text(tags["node"]),
-        tag_text(tags["device"]),
-        cast(Domain, tag_text(tags["domain"])),
-        tag_text(tags["source"]),
-        _number(ENERGY, time_ns, fields, "joules"),
-        str(fields.get("flags") or ""),
-        None if early_ns is None else int(early_ns),
-        int(fields.get("late_ns", 0)),
-    )
-
-
-def to_tick(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Ticks:
-    """Return the tick of a point; raises StoreError for one that is not energymon's."""
-    return Ticks(time_ns, tag_text(tags["node"]), bool(_number(TICKS, time_ns, fields, "missed")))
-
-
-def to_event(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Event:
-    """Return the event of a point; raises StoreError for one that is not energymon's."""
-    stored = _text(EVENTS, time_ns, fields, "message")
-    message = _LINE_ESCAPED.sub(lambda found: {"n": "\n", "r": "\r"}.get(found[1], found[1]), stored)
-    return Event(time_ns, tag_text(tags["node"]), tag_text(tags["kind"]), message)
-
-
-def to_session(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Session:
-    """Return the session of a point; raises StoreError for one that is not energymon's."""
-    end_ns, cpu_s = fields.get("end_ns"), fields.get("cpu_s")
-    return Session(
-        tag_text(tags["session"]),
-        tag_text(tags["node"]),
-        time_ns,
-        None if end_ns is None else int(end_ns),
-        int(_number(SESSIONS, time_ns, fields, "interval_ns")),
-        None if cpu_s is None else float(cpu_s),
-        json.loads(_text(SESSIONS, time_ns, fields, "description")),
-    )
-
-
-def to_clock(tags: Mapping[str, str], time_ns: int, fields: Fields) -> ClockOffset:
-    """Return the clock offset of a point; raises StoreError for one that is not energymon's."""
-    return ClockOffset(
-        time_ns,
-        tag_text(tags["node"]),
-        tag_text(tags["peer"]),
-        int(_text(CLOCKS, time_ns, fields, "offset_ns")),
-        int(_text(CLOCKS, time_ns, fields, "error_ns")),
-    )
-
-
-def to_baseline(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Baseline:
-    """Return the baseline of a point; raises StoreError for one that is not energymon's."""
-    error_w = fields.get("error_w")
-    return Baseline(
-        tag_text(tags["node"]),
-        tag_text(tags["device"]),
-        cast(Domain, tag_text(tags["domain"])),
-        tag_text(tags["source"]),
-        time_ns,
-        int(_text(BASELINES, time_ns, fields, "end_ns")),
-        _number(BASELINES, time_ns, fields, "watts"),
-        None if error_w is None else float(error_w),
-    )
-
-
-def to_counter(tags: Mapping[str, str], time_ns: int, fields: Fields) -> CounterStart:
-    """Return the counter of a point; raises StoreError for one that is not energymon's."""
-    return CounterStart(
-        tag_text(tags["node"]),
-        tag_text(tags["device"]),
-        cast(Domain, tag_text(tags["domain"])),
-        tag_text(tags["source"]),
-        time_ns,
-        int(_text(COUNTERS, time_ns, fields, "t_ns")),
-        int(_text(COUNTERS, time_ns, fields, "boot_ns")),
-        _text(COUNTERS, time_ns, fields, "boot_id"),
-        _number(COUNTERS, time_ns, fields, "joules"),
-        int(_text(COUNTERS, time_ns, fields, "raw")),
-        _number(COUNTERS, time_ns, fields, "unit_j"),
-        int(_text(COUNTERS, time_ns, fields, "wrap")) if fields.get("wrap") else None,
-        _number(COUNTERS, time_ns, fields, "max_w"),
-        _text(COUNTERS, time_ns, fields, "counter"),
-    )
-
-
 def line_prefix(measurement: str, **tags: str) -> str:
     """Return how a line begins, up to its fields."""
     # Sorted by key, which spares the server the sorting.
@@ -305,24 +204,3 @@ def _source_field(domain: str, source: str) -> str:
 def _key(text: str) -> str:
     """Return a tag's value, or a field's name, as a line has it."""
     return tag_value(text).translate(_TAG_ESCAPES)
-
-
-def _number(measurement: str, time_ns: int, fields: Fields, name: str) -> float:
-    value = fields.get(name)
-    if not isinstance(value, float):
-        raise _foreign(measurement, time_ns, name, value, "a number")
-    return value
-
-
-def _text(measurement: str, time_ns: int, fields: Fields, name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise _foreign(measurement, time_ns, name, value, "a text")
-    return value
-
-
-def _foreign(measurement: str, time_ns: int, name: str, value: object, expected: str) -> StoreError:
-    return StoreError(
-        f"the bucket's point of {measurement} at {time_ns} (UTC ns) has {value!r} as its {name}, expected {expected}; "
-        "another program writes this measurement: give energymon a bucket of its own"
-    )

@@ -1,14 +1,12 @@
-"""What every store of readings answers, wherever it keeps them."""
+"""What a store of readings answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from energymon.errors import ConfigError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Ticks
 
 
@@ -77,22 +75,3 @@ class Store(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def open_store(where: str | Path, session: str | None = None) -> Store:
-    """Open a store for reading: the file that an agent writes, or http[s]://HOST:PORT of an InfluxDB server.
-
-    Bucket, organisation and token of a server come from INFLUXDB_V2_{BUCKET,ORG,TOKEN,TOKEN_FILE}. `session`, of a
-    server, leaves out what other agents wrote for the same node. Raises StoreError, and ConfigError for settings
-    that are missing.
-    """
-    if isinstance(where, str) and "://" in where:
-        from energymon.influx.settings import InfluxSettings
-        from energymon.influx.store import InfluxStore
-
-        return InfluxStore(InfluxSettings.from_environment(url=where), session)
-    from energymon.stores.sqlite import SqliteStore
-
-    if session is not None:
-        raise ConfigError(f"{where}: a file has one agent at a time; a session can be chosen of a server only")
-    return SqliteStore.open(Path(where))

@@ -9,7 +9,8 @@ from datetime import datetime
 import pyarrow.parquet as pq
 import pytest
 
-from energymon import open_store
+from energymon import SqliteStore
+from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
 
@@ -23,7 +24,7 @@ def server(tmp_path):
     server.kill()
 
 
-def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_path, monkeypatch):
+def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_path):
     bucket = server.bucket()
     token_file = tmp_path / "token"
     token_file.write_text(server.token)
@@ -54,9 +55,7 @@ def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_
     assert float(row["cpu_j"]) > 0
     (energy,) = folder.glob("cells/*/energy.parquet")
     ours = pq.read_table(energy).to_pylist()
-    for name, value in server.environment(bucket).items():
-        monkeypatch.setenv(name, value)
-    with open_store(server.url) as remote, open_store(folder / "energy.sqlite") as local:
+    with Bucket(server.settings(bucket)) as remote, SqliteStore.open(folder / "energy.sqlite") as local:
         assert remote.readings(0, 2**62) == local.readings(0, 2**62)
         sent = {(r.tick_ns, r.device, r.source, r.joules) for r in remote.readings(0, 2**62)}
     assert {(r["tick_ns"], r["device"], r["source"], r["joules"]) for r in ours} <= sent

@@ -1,7 +1,7 @@
 """Stores with content, made quickly, and what a bucket has of it."""
 
 from energymon import Reading, Ticks
-from energymon.influx.store import InfluxStore
+from tests.energymon.influx.bucket import Bucket
 
 MS = 1_000_000
 STEP = 100 * MS
@@ -25,7 +25,7 @@ def append(store, count, first=0, node="n"):
 
 def assert_whole(store, settings, end_ns=T0 + 10**6 * STEP):
     """Assert that the bucket has every reading and tick of the store, once."""
-    with InfluxStore(settings) as there:
+    with Bucket(settings) as there:
         got, expected = there.readings(T0, end_ns), store.readings(T0, end_ns)
         assert len(got) == len(expected)
         assert got == expected

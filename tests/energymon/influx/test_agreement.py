@@ -1,19 +1,16 @@
-"""The same answers from the SQLite store and from the bucket that its sender has filled."""
+"""The bucket that a store's sender has filled holds what the store has."""
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from energymon import Reading, SqliteStore, StoreError, Ticks, joules, open_store
-from energymon.influx.settings import InfluxSettings
-from energymon.influx.store import InfluxStore
+from energymon import Reading, SqliteStore, Ticks, joules
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
 from energymon.sensors.counter import Counter
+from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import drain
 
 pytestmark = pytest.mark.process
@@ -29,8 +26,8 @@ slow = settings(max_examples=20, deadline=None, suppress_health_check=list(Healt
 names = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from(" ,=\\%'\"${}"), min_size=1, max_size=12)
 
 
-def bucket_store(server, bucket, session=None):
-    return InfluxStore(server.settings(bucket), session)
+def bucket_store(server, bucket):
+    return Bucket(server.settings(bucket))
 
 
 @st.composite
@@ -144,19 +141,6 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                 assert there.readings(T0, T0, node) == here.readings(T0, T0, node)
 
 
-def test_a_series_that_ended_long_before_the_window_is_found(server, bucket, make_store):
-    store = make_store()
-    old = [Reading(T0 + k * STEP, T0 + k * STEP, "n", "package-0", "cpu", "rapl-perf", float(k)) for k in range(100)]
-    day = 864_000
-    new = [Reading(T0 + k * STEP, T0 + k * STEP, "n", "gpu-0", "gpu", "nvml-counter", 0.5) for k in range(day, day + 9)]
-    store.append(old)
-    store.append(new)
-    drain(store.path, server.settings(bucket))
-    with bucket_store(server, bucket) as there:
-        for window in [(new[3].tick_ns, new[5].tick_ns), (old[-1].tick_ns + 1, new[0].tick_ns - 1), (T0 - 5, T0 - 1)]:
-            assert there.readings(*window) == store.readings(*window)
-
-
 def test_sending_everything_again_changes_nothing(server, bucket, make_store):
     store = make_store()
     readings = [Reading(T0 + k, T0 + k, "n", "package-0", "cpu", "rapl-perf", k / 7) for k in range(50)]
@@ -182,87 +166,3 @@ def test_a_tick_that_two_lives_of_one_store_share_is_one_reading(server, bucket,
 
 
 SERIES_OF_N = ("n", "package-0", "cpu", "rapl-perf")
-
-
-def test_two_agents_that_wrote_one_node_at_once_are_refused_unless_one_is_chosen(server, bucket, make_store):
-    stores = [make_store(name=f"{i}.sqlite", start_ns=T0 + i) for i in range(2)]
-    for i, store in enumerate(stores):
-        rows = [Reading(T0 + k * STEP, T0 + k * STEP, *SERIES_OF_N, 10.0 * k + i) for k in range(20)]
-        store.append(rows, [Ticks(r.tick_ns, "n", False) for r in rows])
-        drain(store.path, server.settings(bucket))
-    one, other = (store.sessions()[0].name for store in stores)
-    with bucket_store(server, bucket) as there, pytest.raises(StoreError, match=f"{one} and {other}"):
-        there.readings(T0, T0 + 10 * STEP)
-    with bucket_store(server, bucket, session=one) as there:
-        assert_agree(stores[0], there, [(T0, T0 + 10 * STEP)])
-
-
-def test_nobody_gets_a_query_of_his_own_through_a_name(server, bucket, make_store):
-    store = make_store(node="secret")
-    store.append([Reading(T0, T0, "secret", "package-0", "cpu", "rapl-perf", 1.0)])
-    drain(store.path, server.settings(bucket))
-    with bucket_store(server, bucket) as there:
-        for name in ['x" or true or r.node == "', "${1}", "x' OR node =~ /.*/ OR node = '", "x\\", "\n", "') --"]:
-            assert there.readings(T0, T0, name) == []
-            assert there.ticks(T0, T0 + 1, name) == []
-
-
-def test_a_store_is_found_by_path_and_by_address(server, bucket, make_store, monkeypatch):
-    store = make_store()
-    for name, value in server.environment(bucket).items():
-        monkeypatch.setenv(name, value)
-    with open_store(store.path) as here, open_store(server.url) as there:
-        assert isinstance(here, SqliteStore)
-        assert isinstance(there, InfluxStore)
-        assert there.readings(0, 1) == []
-
-
-def test_what_is_wrong_with_a_server_is_named(server, bucket, monkeypatch):
-    for name, value in server.environment(bucket).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("INFLUXDB_V2_TOKEN", "wrong-token")
-    with open_store(server.url) as there, pytest.raises(StoreError, match="does not know the token") as caught:
-        there.sessions()
-    assert "wrong-token" not in str(caught.value)
-    monkeypatch.setenv("INFLUXDB_V2_TOKEN", server.token)
-    monkeypatch.setenv("INFLUXDB_V2_BUCKET", "absent")
-    with open_store(server.url) as there, pytest.raises(StoreError, match="'absent'"):
-        there.sessions()
-    server.stop()
-    with pytest.raises(StoreError, match="Connection refused"):
-        open_store(server.url)
-
-
-class LoginPage(BaseHTTPRequestHandler):
-    """What a proxy shows in the place of every answer, but for the ping that it lets through."""
-
-    version = ""
-
-    def do_GET(self):
-        self.answer(b"")
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.answer("<html>Anmeldung für Gäste</html>".encode("latin-1"))
-
-    def answer(self, body):
-        self.send_response(200)
-        for name, value in {"X-Influxdb-Version": self.version, "Content-Type": "text/html"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.parametrize("version", ["2.7.1", "3.1.0"])
-def test_a_page_in_the_place_of_an_answer_is_told(version):
-    page = type("Page", (LoginPage,), {"version": version})
-    with HTTPServer(("127.0.0.1", 0), page) as proxy, ThreadPoolExecutor(1) as thread:
-        thread.submit(proxy.serve_forever, 0.01)
-        url = f"http://127.0.0.1:{proxy.server_port}"
-        told = r"200 \(text/html: '<html>Anmeldung"
-        with InfluxStore(InfluxSettings(url, "b", token="t")) as store, pytest.raises(StoreError, match=told):
-            store.sessions()
-        proxy.shutdown()

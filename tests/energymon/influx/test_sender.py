@@ -15,7 +15,7 @@ import pytest
 from energymon import Event
 from energymon.influx.sender import backoff_s
 from energymon.influx.spool import Spool
-from energymon.influx.store import InfluxStore
+from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 
@@ -178,7 +178,7 @@ def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_stor
     aside = store._db.execute("SELECT line, reason FROM rejected ORDER BY id").fetchall()
     assert len(aside) == 3
     assert all("joules=inf" in line and reason for line, reason in aside)
-    with InfluxStore(server.settings(bucket)) as there:
+    with Bucket(server.settings(bucket)) as there:
         got = there.readings(T0, T0 + 1000 * STEP)
     bad = {(T0 + k * STEP, "dram") for k in (3, 200, 399)}
     assert got == [r for r in good if (r.tick_ns, r.domain) not in bad]
@@ -500,7 +500,7 @@ def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store,
     assert store.path.stat().st_size < 1.1 * limit_mb * 1e6 + 4e6
     left = store.readings(T0 + 30_000 * STEP, T0 + 30_000 * STEP)
     assert left[-1].tick_ns == T0 + 29_999 * STEP
-    with InfluxStore(server.settings(bucket)) as there:
+    with Bucket(server.settings(bucket)) as there:
         assert len(there.readings(T0, T0 + 40_000 * STEP)) == 90_000
 
 
