@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,7 @@ from loaders.streaming.protocol import (
     unpack_answer,
 )
 from loaders.streaming.receiver.silence import Silence
-from loaders.streaming.receiver.stream import Stream, check_endpoint
+from loaders.streaming.receiver.stream import Stream, check_endpoint, list_addresses
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
@@ -84,13 +84,13 @@ class DaemonSession(Closing):
         self.endpoint, self.timeout_s, self._wire = endpoint, timeout_s, wire
         self.streams: list[Stream] = []
         pair = load_client_keys(keys) if keys is not None else None
-        with _open_control(context, endpoint, timeout_s, keys) as control:
-            catalog = _exchange(control, endpoint, Hello(), timeout_s if greeting_s is None else greeting_s)
+        with _open_controls(context, endpoint, timeout_s, keys) as controls:
+            control, catalog = _exchange(controls, endpoint, Hello(), timeout_s if greeting_s is None else greeting_s)
             self.rtt_s = math.inf
             """A round trip on the idle link."""
             for _ in range(_RTT_TRIES):
                 asked = time.monotonic()
-                report = _exchange(control, endpoint, Health(), timeout_s)
+                _, report = _exchange([control], endpoint, Health(), timeout_s)
                 self.rtt_s = min(self.rtt_s, time.monotonic() - asked)
                 if self.rtt_s > _NEAR_S:
                     break
@@ -102,7 +102,7 @@ class DaemonSession(Closing):
         """TCP's congestion control on the daemon's side."""
         self.is_shuffled = report.fields.get("is_shuffled") is True
         """Whether the records were shuffled when the shards were made."""
-        self._open_stream = functools.partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
+        self._open_stream = functools.partial(Stream, context, control.endpoint, timeout_s, poller, keys=pair)
         try:
             self.connect(streams)
             # TCP starts every connection slowly, and a far one for long. Padding opens its window.
@@ -164,8 +164,8 @@ def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -
     check_seconds("timeout_s", timeout_s)
     context: _Context = zmq.Context()
     try:
-        with _open_control(context, endpoint, timeout_s, keys) as control:
-            reply = _exchange(control, endpoint, Health(), timeout_s)
+        with _open_controls(context, endpoint, timeout_s, keys) as controls:
+            _, reply = _exchange(controls, endpoint, Health(), timeout_s)
     finally:
         context.destroy(linger=0)
     if not isinstance(reply, HealthReport):
@@ -189,27 +189,32 @@ def keep_freed_memory() -> bool:
 
 
 @contextmanager
-def _open_control(context: _Context, endpoint: str, timeout_s: float, keys: Path | str | None) -> Iterator[Stream]:
+def _open_controls(
+    context: _Context, endpoint: str, timeout_s: float, keys: Path | str | None
+) -> Iterator[list[Stream]]:
+    """Open a stream to each address of the daemon: it may listen on one of them alone."""
     pair = load_client_keys(keys) if keys is not None else None
-    stream = Stream(context, endpoint, timeout_s, zmq.Poller(), keys=pair)
-    try:
-        yield stream
-    finally:
-        stream.close()
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(closing(Stream(context, address, timeout_s, zmq.Poller(), keys=pair)))
+            for address in list_addresses(endpoint)
+        ]
 
 
-def _exchange(stream: Stream, endpoint: str, request: Request, timeout_s: float) -> Reply:
-    """Send a request and return the answer."""
-    stream.ask(0, pack(request))
+def _exchange(streams: Sequence[Stream], endpoint: str, request: Request, timeout_s: float) -> tuple[Stream, Reply]:
+    """Send a request on each stream; return the first answer, and the stream that it came on."""
+    for stream in streams:
+        stream.ask(0, pack(request))
     silence = Silence(timeout_s)
     while not silence.is_over:
-        for _, frames in _receive([stream], silence):
+        for stream, frames in _receive(streams, silence):
             reply = _read(endpoint, stream, frames)
             if reply is not None:
-                return reply
-        if stream.refused:
-            raise StreamError(f"{endpoint} refused: {stream.state}")
-    raise NoAnswerError(silence.describe(endpoint, [stream]))
+                return stream, reply
+        for stream in streams:
+            if stream.refused:
+                raise StreamError(f"{endpoint} refused: {stream.state}")
+    raise NoAnswerError(silence.describe(endpoint, streams))
 
 
 def _receive(streams: Sequence[Stream], silence: Silence) -> Iterator[tuple[Stream, list[zmq.Frame]]]:

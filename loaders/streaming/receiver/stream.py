@@ -32,7 +32,7 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_ENDPOINT = re.compile(r"tcp://[^\s/]+:(?P<port>[0-9]{1,5})")
+_ENDPOINT = re.compile(r"tcp://(?P<host>[^\s/]+):(?P<port>[0-9]{1,5})")
 
 
 def check_endpoint(endpoint: object) -> None:
@@ -42,6 +42,14 @@ def check_endpoint(endpoint: object) -> None:
         raise LoaderConfigError(
             f"endpoint={endpoint!r}: expected tcp://HOST:PORT with a port from 1 to 65535, such as tcp://10.0.0.2:5557"
         )
+
+
+def list_addresses(endpoint: str) -> tuple[str, ...]:
+    """Return the endpoint by each address of its host: the name itself, but for localhost, which is two addresses."""
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or found["host"] != "localhost":
+        return (endpoint,)
+    return tuple(f"tcp://{host}:{found['port']}" for host in ("127.0.0.1", "[::1]"))
 
 
 class Stream:
@@ -57,7 +65,9 @@ class Stream:
         keys: KeyPair | None = None,
     ) -> None:
         """Start to connect; with `keys` by CURVE. The sockets are registered with `poller`."""
-        self._context, self._endpoint, self._timeout_s, self._poller = context, endpoint, timeout_s, poller
+        self._context, self._timeout_s, self._poller = context, timeout_s, poller
+        self.endpoint = endpoint
+        """Where it leads to."""
         self._keys = keys
         self.under_way: dict[int, bytes] = {}
         """Requests without an answer, by sequence number."""
@@ -96,12 +106,12 @@ class Stream:
         self.socket.setsockopt(zmq.TCP_MAXRT, int(1000 * self._timeout_s / 3))
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         try:
-            self.socket.connect(self._endpoint)
+            self.socket.connect(self.endpoint)
         except zmq.ZMQError as error:
             self.socket.disable_monitor()
             self.socket.close(linger=0)
             raise StreamError(
-                f"{self._endpoint}: cannot connect to such an address: {zmq.strerror(error.errno or 0)}"
+                f"{self.endpoint}: cannot connect to such an address: {zmq.strerror(error.errno or 0)}"
             ) from error
         self._poller.register(self.socket, zmq.POLLIN)
         self._poller.register(self.monitor, zmq.POLLIN)
