@@ -147,6 +147,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def copy(self) -> Batch:
+        """Return the same batch in memory of its own."""
+        extra = {name: value.clone() for name, value in self.extra.items()}
+        return replace(self, data=self.data.clone(), labels=self.labels.clone(), extra=extra)
+
 
 @dataclass(slots=True)
 class LoaderStats:

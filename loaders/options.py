@@ -49,8 +49,8 @@ class LoaderOptions:
             give them; needs `remainder` "uneven" (default 0).
         sample_timeout_s: seconds after which a sample that is not ready ends the epoch; None for no limit
             (default None).
-        on_error: "raise" ends the epoch at a sample that fails, "skip" leaves it out and counts it in `stats`
-            (default "raise").
+        on_error: "raise" ends the epoch at a sample that fails, "skip" leaves it out and counts it in `stats`; of
+            several ranks, batches then come again where one has too few for as many steps as planned (default "raise").
     """
 
     batch_size: int

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from loaders.base import Batch
@@ -133,8 +132,7 @@ def repeat_for_failed(items: Iterable[Numbered]) -> Iterator[Numbered]:
 
 def _copy(batch: Batch | RawBatch | None) -> Batch:
     assert isinstance(batch, Batch), "samples fail where they are decoded"
-    extra = {name: value.clone() for name, value in batch.extra.items()}
-    return replace(batch, data=batch.data.clone(), labels=batch.labels.clone(), extra=extra)
+    return batch.copy()
 
 
 class Raw(Generic[S]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from energymon.system.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.errors import LoaderConfigError, LoaderError
+from loaders.errors import LoaderConfigError, LoaderError, SampleError
 from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import usable_device
@@ -53,13 +54,26 @@ class FileLoader(Closing):
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches, and end the epoch before it.
 
+        Of several ranks under on_error "skip", the last batch comes once more for each that has no sample left, so that
+        all ranks take as many steps as planned; `details["repeated_samples"]` counts its samples.
+
         Raises SampleError naming a sample, WorkerError naming a worker, LoaderError once the loader is closed or
         another epoch was started.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
         self._epochs += 1
-        this, batches = self._epochs, self._batches(epoch)
+        if self._options.on_error == "skip" and self._share.world_size > 1:
+            yield from self._fill_up(self._epochs, self._batches(epoch))
+            return
+        for batch in self._timed(self._epochs, self._batches(epoch)):
+            self._stats.count(batch)
+            yield batch
+            # While the next one is made, its memory is the consumer's to keep or to give back.
+            del batch
+
+    def _timed(self, this: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of an epoch, by its number, and count the time that they take to come."""
         while True:
             if this != self._epochs:
                 raise LoaderError("another epoch was started: its batches are not this one's")
@@ -68,10 +82,33 @@ class FileLoader(Closing):
             self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
             if batch is None:
                 return
-            self._stats.count(batch)
             yield batch
-            # While the next one is made, its memory is the consumer's to keep or to give back.
             del batch
+
+    def _fill_up(self, this: int, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of an epoch, and the last one again until there are as many as planned.
+
+        Each is yielded when the next one is there, so that its copies are made before the consumer may change it.
+        """
+        left = math.ceil(len(self) / self._options.batch_size)
+        last: Batch | None = None
+        for batch in self._timed(this, batches):
+            if last is not None:
+                self._stats.count(last)
+                yield last
+            last, left = batch, left - 1
+        if last is None:
+            first = next(iter(self._stats.skipped.values()), "")
+            raise SampleError(
+                f"all {len(self)} samples of this rank's epoch failed, one of them: {first}; on_error=skip has no "
+                "batch for the other ranks' steps: repair the samples, or the transform"
+            )
+        repeats = [last.copy() for _ in range(left)]
+        self._stats.count(last)
+        yield last
+        for batch in repeats:
+            self._stats.count(batch, is_repeat=True)
+            yield batch
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for batches, the start of an epoch included."""

@@ -67,6 +67,48 @@ def test_a_sample_that_fails_in_mid_epoch_is_named(make: Callable[..., Any], ima
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("kind", ["pytorch", "pytorch in process", "spdl", "dali"])
+def test_ranks_take_equal_steps_where_whole_batches_fail(
+    kind: str, image_tree: Tree, batch_size: int, remainder: str
+) -> None:
+    samples = image_tree(17)
+    for sample_id in (0, 3, 4, 5, 6, 11):
+        samples.path(sample_id).write_bytes(b"this is no image")
+    counts, seen = [], []
+    for rank in range(2):
+        share = {"rank": rank, "world_size": 2, "remainder": remainder, "on_error": "skip"}
+        more = {"operators": "python"} if kind == "dali" else {}
+        with KINDS[kind](samples=samples, batch_size=batch_size, seed=1, **share, **more) as loader:
+            batches = []
+            for batch in loader.epoch(0):
+                assert not (batch.data == -99).any(), "a copy of a batch that the consumer has changed"
+                batches.append(batch.ids.tolist())
+                batch.data.fill_(-99)
+            counts.append(len(batches))
+            repeated = int(loader.stats().details.get("repeated_samples", 0))
+            ids = [sample_id for batch in batches for sample_id in batch]
+            assert len(ids) - len(set(ids)) in (repeated, repeated + 1)  # "pad" gives one sample twice
+            seen += ids
+    assert counts[0] == counts[1] == -(-(8 if remainder == "drop" else 9) // batch_size)
+    assert not {0, 3, 4, 5, 6, 11} & set(seen)
+
+
+@pytest.mark.process
+def test_a_rank_without_a_sample_that_works_raises(image_tree: Tree) -> None:
+    samples = image_tree(4)
+    for sample_id in range(4):
+        samples.path(sample_id).write_bytes(b"this is no image")
+    share = {"rank": 0, "world_size": 2, "remainder": "drop", "on_error": "skip"}
+    with (
+        PyTorchLoader(samples=samples, transform=TRANSFORM, batch_size=1, seed=1, num_workers=0, **share) as loader,
+        pytest.raises(SampleError, match="all 2 samples of this rank's epoch failed"),
+    ):
+        list(loader.epoch(0))
+
+
+@pytest.mark.process
 def test_the_sample_to_blame_is_found_among_those_read_ahead(make: Callable[..., Any], image_tree: Tree) -> None:
     samples = image_tree(60)
     with make(samples=samples, batch_size=8, seed=2) as loader:
