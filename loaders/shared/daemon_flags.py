@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -64,12 +65,15 @@ def flags(options: BaseModel) -> Sequence[str]:
 
 
 def run_command(run: Callable[[], int | None]) -> int:
-    """Run a command and return its exit status: 0 or its own when done, 2 after an error."""
+    """Run a command and return its exit status: 0 or its own when done, 2 after an error, 1 where nobody reads it."""
     try:
         return run() or 0
     except LoaderError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
+    except BrokenPipeError:  # the process that reads its output has ended, and so has what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def resolve_address(listen: str) -> tuple[str, int]:

@@ -67,6 +67,24 @@ def test_threads_out_of_range_are_refused(shards: Path) -> None:
     assert "--threads 0" in _refused("--root", str(shards), "--listen", "127.0.0.1:0", "--threads", "0")
 
 
+def test_a_daemon_that_nobody_waits_for_any_more_ends_without_a_word(shards: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(
+            [*SERVE, "--root", str(shards), "--listen", "127.0.0.1:0", "--until-eof"],
+            stdin=subprocess.DEVNULL,
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
 def test_it_listens_on_the_given_address_alone(daemon) -> None:
     listening = [c.laddr for c in psutil.Process(daemon.pid).net_connections() if c.status == "LISTEN"]
     assert listening == [("127.0.0.1", daemon.port)]
