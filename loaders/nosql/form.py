@@ -47,7 +47,7 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
     """
     dataset = ShardSet.open(shards)
     _check_own(folder)
-    with CassandraServer(folder, learns_classes=True) as server:
+    with CassandraServer(folder) as server:
         _check_room(folder, dataset)
         try:
             ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)

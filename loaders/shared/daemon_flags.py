@@ -71,7 +71,7 @@ def run_command(run: Callable[[], int | None]) -> int:
     except LoaderError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except BrokenPipeError:  # the process that reads its output has ended, and so has what is still to be flushed
+    except BrokenPipeError:  # the process that reads its output has ended: drop the rest of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -41,12 +41,6 @@ class Installation:
 
     java: Path
     jars: tuple[Path, ...]
-    folder: Path
-
-    @property
-    def archive(self) -> Path:
-        """Java's archive of the server's classes, with which it starts sooner; it need not be there."""
-        return self.folder / "classes.jsa"
 
     def command(self, options: list[str]) -> list[str]:
         """Return the command line of a server with these options of Java and of Cassandra."""
@@ -69,7 +63,7 @@ def find_installation() -> Installation:
     if folder is None:
         raise DatabaseServerError("playbooks/cassandra.sh found no Cassandra server; see its messages above")
     jars = tuple(sorted([*folder.glob("*.jar"), *folder.glob("lib/*.jar")]))
-    return Installation(_find_java(), jars, folder)
+    return Installation(_find_java(), jars)
 
 
 def _find_java() -> Path:

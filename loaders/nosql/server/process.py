@@ -21,7 +21,7 @@ from energymon.system.closing import Closing
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.nosql.keys import USER, load_daemon_keys
 from loaders.nosql.server.configuration import DiskAccess, ServerConfiguration
-from loaders.nosql.server.installation import DatabaseServerError, Installation, find_installation
+from loaders.nosql.server.installation import DatabaseServerError, find_installation
 from loaders.nosql.session import Login, open_session
 
 _POLL_S: Final = 0.02
@@ -63,7 +63,6 @@ class CassandraServer(Closing):
         heap_mb: int = 1024,
         disk_access: DiskAccess = "mmap_index_only",
         removes_home: bool = False,
-        learns_classes: bool = False,
         timeout_s: float = 120.0,
     ) -> None:
         """Start it and wait until it answers.
@@ -77,14 +76,11 @@ class CassandraServer(Closing):
             disk_access: how files are read (default: mmap_index_only).
             removes_home: whether `home` is removed at the end, also when this process is killed (default: False). Such
                 a server is killed at the end; another one writes everything into its tables first.
-            learns_classes: whether it archives its classes at the end, for later starts, where no server has done so
-                (default: False).
             timeout_s: how long it may take to be ready, in s (default: 120).
 
         Raises DatabaseServerError saying why it did not start, LoaderConfigError for keys that cannot be used.
         """
         self._home, self._is_kept = home.absolute(), not removes_home
-        self._archive: tuple[Path, Path] | None = None
         self._temporary = Path(tempfile.mkdtemp(prefix="joulefeed-java-"))
         try:
             self.host, self.port = host, port or _free_port(host)
@@ -105,10 +101,9 @@ class CassandraServer(Closing):
                 disk_access=disk_access,
             )
             configuration.write()
-            options = [*configuration.java_options(), *self._class_options(installation, learns=learns_classes)]
             folders = ["" if self._is_kept else str(self._home), str(self._temporary)]
             self._child = Child(
-                ["sh", "-c", _SCRIPT, *folders, *installation.command(options)],
+                ["sh", "-c", _SCRIPT, *folders, *installation.command(configuration.java_options())],
                 stdout=subprocess.DEVNULL,
                 stderr=self._home / "log",
             )
@@ -158,7 +153,6 @@ class CassandraServer(Closing):
     def __exit__(self, *error: object) -> None:
         if error[0] is not None and self._is_kept:
             # Its next start reads the log of what it has stored.
-            self._archive = None
             self._child.signal(SIGKILL)
         self.close()
         if error[0] is None and self._is_kept and self._child.stop() not in _DRAINED:
@@ -180,24 +174,9 @@ class CassandraServer(Closing):
             self._child.signal(SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._child.process.wait(_DRAIN_S)
-        status = self._child.stop()
+        self._child.stop()
         # Of a server that was killed with its process group.
         shutil.rmtree(self._temporary, ignore_errors=True)
-        if self._archive is not None:
-            made, archive = self._archive
-            with suppress(OSError):
-                made.replace(archive) if status in _DRAINED else made.unlink()
-            self._archive = None
-
-    def _class_options(self, installation: Installation, *, learns: bool) -> list[str]:
-        archive = installation.archive
-        if archive.exists():
-            # One of another Java or of other jars is not used, in silence.
-            return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
-        if not (learns and os.access(archive.parent, os.W_OK)):
-            return []
-        self._archive = archive.with_name(f"{archive.name}.{os.getpid()}"), archive
-        return [f"-XX:ArchiveClassesAtExit={self._archive[0]}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
     def _wait(self, deadline: float, timeout_s: float) -> None:
         while not self._is_ready():
