@@ -226,8 +226,12 @@ def _disk(host: Host, facts: Facts, needed: Mapping[str, int]) -> Iterator[Findi
             few = f"{files} more files have room in {folder} (inodes)"
             yield Finding(host.name, "disk", few, "fail", f"remove files there, until {_MIN_FILES} have")
         else:
-            found = f"{free / 1e9:.1f} GB free in {folder}"
-            yield _row(host, "disk", found, free >= bytes_needed, f"free {bytes_needed / 1e9:.1f} GB there")
+            found = f"{_size(free)} free in {folder}"
+            yield _row(host, "disk", found, free >= bytes_needed, f"free {_size(bytes_needed)} there")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"
 
 
 def _ports(host: Host, facts: Facts) -> Iterator[Finding]:

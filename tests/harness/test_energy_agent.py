@@ -128,7 +128,7 @@ class Nothing:
 
 
 class Batch:
-    nbytes, ids, data, work_s = 0, (), (), None
+    nbytes, ids, data, labels, work_s = 0, (), (), (), None
 
 
 @pytest.mark.parametrize("read", [True, False])

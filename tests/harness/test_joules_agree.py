@@ -66,7 +66,7 @@ def queried(path, start_ns, end_ns):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = main(["query", "--store", str(path), "--start", str(start_ns), "--end", str(end_ns), "--json"])
-    assert status == 0
+    assert status in (0, 3)  # 3: no joules are known
     (window,) = json.loads(printed.getvalue())["windows"]
     return {component["name"]: component for component in window["components"]}
 

@@ -12,10 +12,10 @@ from tests.hosts.namespaces import Hosts
 def make_shards(hosts: Hosts, host: str) -> Path:
     """Make shards of a few records on a host and return their folder there."""
     make = (
-        "import numpy, pathlib, subprocess, sys; folder = pathlib.Path('/srv/arrays'); folder.mkdir();"
-        "[numpy.save(folder / f'{i}.npy', numpy.zeros(9, 'f4')) for i in range(4)];"
-        "sys.exit(subprocess.call([sys.executable, '-m', 'loaders.streaming', 'convert', '--from', 'numpy',"
-        "'/srv/arrays', '--out', '/srv/shards']))"
+        "import pathlib, subprocess, sys; folder = pathlib.Path('/srv/images'); folder.mkdir();"
+        "[(folder / f'{i}.jpg').write_bytes(bytes(9)) for i in range(4)];"
+        "sys.exit(subprocess.call([sys.executable, '-m', 'loaders.streaming', 'convert', '--from', 'image-tree',"
+        "'/srv/images', '--out', '/srv/shards']))"
     )
     hosts.run(host, sys.executable, "-c", make, timeout_s=120)
     return Path("/srv/shards")
