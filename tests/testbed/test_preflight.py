@@ -237,7 +237,7 @@ def test_a_full_port_and_disk_are_told(hosts, inventory):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("size=64k", "0.0 GB free in /var/lib/joulefeed: free 0.1 GB there"),
+        ("size=64k", "0 MB free in /var/lib/joulefeed: free 100 MB there"),
         ("ro", "/var/lib/joulefeed is read-only: mount it for writing"),
         ("nr_inodes=10", r"\d more files have room in /var/lib/joulefeed \(inodes\): remove files there"),
     ],
