@@ -80,7 +80,7 @@ def fill(path: Path, tuples: int) -> Path:
             " k * 1.2345678 * s.id, '' FROM t, series s",
             (tuples,),
         )
-        db.execute(f"{k} INSERT INTO ticks SELECT {T0} + k * {STEP}, 'node-1', 0 FROM t", (tuples,))
+        db.execute("INSERT INTO ticks VALUES ('node-1', ?, ?, ?, 0)", (T0, T0 + (tuples - 1) * STEP, STEP))
         db.execute(
             f"{k} INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings)"
             f" SELECT 1, {T0} + k * {TICKS_PER_COMMIT * STEP}, {T0} + k * {TICKS_PER_COMMIT * STEP} +"
