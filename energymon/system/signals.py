@@ -7,6 +7,7 @@ the rest. Before a program begins and after it has ended, there is nothing to re
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import signal
@@ -24,6 +25,8 @@ _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_REQUEST_S: Final = 0.5
 """Signals so soon after the first belong to it: a terminal, its shell and `timeout` may send one each."""
 _AGAIN_S: Final = 0.01
+_LONGEST_IMPORT_S: Final = 10.0
+"""How long a signal waits for the end of an import; then it ends the process at once."""
 
 
 class Interrupted(BaseException):
@@ -57,6 +60,8 @@ class _State:
         self.first: int | None = None
         self.first_s = 0.0
         """When it came, monotonic."""
+        self.is_put_off = False
+        """Whether it waits for the end of an import."""
         self.status: int | None = None
         """The exit status of the program that has ended."""
 
@@ -65,11 +70,39 @@ _state = _State()
 
 
 def _take(signum: int, frame: FrameType | None) -> None:
+    now_s = time.monotonic()
     if _state.first is None:
-        _state.first, _state.first_s = signum, time.monotonic()
+        _state.first, _state.first_s = signum, now_s
+    elif not _state.is_put_off:
+        if now_s - _state.first_s > _ONE_REQUEST_S:
+            _leave(signum, " again; ended at once")
+        return
+    # An exception in the middle of the import of a C++ library aborts the process.
+    _state.is_put_off = _state.act is _raise and _is_importing(frame)
+    if not _state.is_put_off:
         _state.act(signum)
-    elif time.monotonic() - _state.first_s > _ONE_REQUEST_S:
-        _leave(signum, " again; ended at once")
+    elif now_s - _state.first_s > _LONGEST_IMPORT_S:
+        _leave(signum)
+    else:
+        _send_again(signum)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(signum: int) -> None:
+    """Send this thread, the main one, a signal again in a moment."""
+
+    def send(thread: int) -> None:
+        time.sleep(_AGAIN_S)
+        signal.pthread_kill(thread, signum)
+
+    _thread.start_new_thread(send, (_thread.get_ident(),))
 
 
 def begin_program() -> None:
@@ -152,12 +185,9 @@ def signals_raise() -> Iterator[None]:
         if not isinstance(unraisable.exc_value, Interrupted):
             before(unraisable)
             return
-        import threading
-
         # The signal came in a destructor or a callback, which no exception can leave. It comes again, outside of it.
         _state.first = None
-        again = (threading.main_thread().ident, unraisable.exc_value.signum)
-        threading.Timer(_AGAIN_S, signal.pthread_kill, again).start()
+        _send_again(unraisable.exc_value.signum)
 
     sys.unraisablehook = hook
     try:

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 PROGRAM = """
-import atexit, sys, time
+import atexit, shutil, sys, tempfile, time
 from energymon.system.signals import Interrupted, signals_held, signals_raise
 from harness.system.program import run_program
 
@@ -47,6 +47,17 @@ def held():
         print("let go", flush=True)
     time.sleep(30)
 
+def importing():
+    folder = tempfile.mkdtemp()
+    with open(folder + "/slow_to_import.py", "w") as module:
+        module.write("import sys; print('importing', flush=True); sys.stdin.readline(); print('imported', flush=True)")
+    sys.path.insert(0, folder)
+    try:
+        import slow_to_import
+        time.sleep(30)
+    finally:
+        shutil.rmtree(folder)
+
 def ending():
     atexit.register(lambda: (print("ending", flush=True), time.sleep(30)))
     return 7
@@ -76,6 +87,14 @@ def test_a_signal_waits_for_what_may_not_be_interrupted():
         process.send_signal(signal.SIGINT)
         told, said = process.communicate("go on\n", timeout=20)
     assert (process.returncode, told, said) == (130, "let go\n", "interrupted by signal 2\n")
+
+
+def test_a_signal_waits_for_the_end_of_an_import():
+    with started("importing") as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        told, said = process.communicate("go on\n", timeout=20)
+    assert (process.returncode, told, said) == (130, "imported\n", "interrupted by signal 2\n")
 
 
 def test_a_signal_while_the_interpreter_ends_changes_no_status_and_ends_what_hangs():
