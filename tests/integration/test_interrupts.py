@@ -7,9 +7,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -82,9 +84,9 @@ class Run:
 
     def __init__(self, argv, folder, environment):
         self.mark, self.ids = folder.name, set()
-        self.places = [folder / "tmp", folder / "shm"]
-        for place in self.places:
-            place.mkdir(parents=True)
+        # Sockets have short paths.
+        self.places = [Path(tempfile.mkdtemp(prefix="joulefeed-")), folder / "shm"]
+        self.places[1].mkdir(parents=True)
         self._said = (folder / "stderr").open("w+")
         private = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", OWN_SHM, str(self.places[1])]
         self.process = subprocess.Popen(
@@ -143,6 +145,7 @@ class Run:
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.places[0])
         return status, said, left
 
 
