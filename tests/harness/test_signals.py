@@ -81,20 +81,15 @@ def test_a_signal_is_one_line_and_its_status_whatever_code_it_meets(number, prog
     assert (process.returncode, said) == (128 + number, f"interrupted by signal {number}\n")
 
 
-def test_a_signal_waits_for_what_may_not_be_interrupted():
-    with started("held") as process:
-        assert process.stdout.readline() == "held\n"
+@pytest.mark.parametrize(
+    ("program", "first", "then"), [("held", "held", "let go"), ("importing", "importing", "imported")]
+)
+def test_a_signal_waits_for_the_end_of_a_held_block_and_of_an_import(program, first, then):
+    with started(program) as process:
+        assert process.stdout.readline() == f"{first}\n"
         process.send_signal(signal.SIGINT)
         told, said = process.communicate("go on\n", timeout=20)
-    assert (process.returncode, told, said) == (130, "let go\n", "interrupted by signal 2\n")
-
-
-def test_a_signal_waits_for_the_end_of_an_import():
-    with started("importing") as process:
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(signal.SIGINT)
-        told, said = process.communicate("go on\n", timeout=20)
-    assert (process.returncode, told, said) == (130, "imported\n", "interrupted by signal 2\n")
+    assert (process.returncode, told, said) == (130, f"{then}\n", "interrupted by signal 2\n")
 
 
 def test_a_signal_while_the_interpreter_ends_changes_no_status_and_ends_what_hangs():

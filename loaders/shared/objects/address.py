@@ -59,10 +59,6 @@ class ObjectAddress:
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _REGION
         return cls(parts.netloc, prefix, found, region)
 
-    def url(self, name: str = "") -> str:
-        """Return the URL of an object, or of the prefix."""
-        return SCHEME + "/".join(part for part in (self.bucket, self.prefix, name) if part)
-
-    def describe(self, name: str = "") -> str:
-        """Return the URL of an object, or of the prefix, and the store's endpoint, for messages."""
-        return f"{self.url(name)} at {self.endpoint or 'Amazon S3'}"
+    def url(self) -> str:
+        """Return the URL of the prefix."""
+        return SCHEME + "/".join(part for part in (self.bucket, self.prefix) if part)
