@@ -41,7 +41,7 @@ import sys, time
 from pathlib import Path
 from energymon.clock.monotonic import Clock, next_tick
 from energymon.ticker.ticker import ticker_library
-from energymon.system.scheduling import raise_priority
+from joulefeed.scheduling import raise_priority
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.ticker.ticker import Ticker
 interval_ns, seconds = int(sys.argv[1]) * 1_000_000, float(sys.argv[2])

@@ -19,7 +19,7 @@ from typing import Any, Final
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 DIGITS: Final = 6
 """Significant digits of a raw value."""
-_CODE: Final = ("harness", "energymon", "loaders", "conf", "benchmarks/*.py", "benchmarks/truth")
+_CODE: Final = ("harness", "energymon", "loaders", "joulefeed", "conf", "benchmarks/*.py", "benchmarks/truth")
 """Files whose changes are marked behind the commit, by a plus sign."""
 _MACHINE: Final = ("cpu", "logical_cpus", "memory_gib", "os", "kernel", "governor", "gpus")
 

@@ -18,7 +18,7 @@ from bench import HERE, REPO, make_parser
 from raw_runs import RESULTS
 from tables import main as write_tables
 
-from energymon.system.child import Child
+from joulefeed.child import Child
 
 FALLS_SHORT = 1
 GRACE_S = 60.0

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from energymon.system.scheduling import exact_timers
+from joulefeed.scheduling import exact_timers
 from loaders import SampleAwareDataLoader
 from loaders.pipelines.synthetic_load import HeavyStep, LightStep, TimedStep
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module that it is to run
-    from energymon.system.signals import begin_program
+    from joulefeed.signals import begin_program
 
     begin_program()
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
-from energymon.system.signals import run_program
-from energymon.system.version import PrintVersion
+from joulefeed.signals import run_program
+from joulefeed.version import PrintVersion
 
 if TYPE_CHECKING:
     from energymon.stores.sqlite import SqliteStore

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loaders.shared.lazy import lazy_names
 
 if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module that it is to run
-    from energymon.system.signals import begin_program
+    from joulefeed.signals import begin_program
 
     begin_program()
 

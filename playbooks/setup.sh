@@ -66,5 +66,5 @@ VIRTUAL_ENV="$PWD/.venv" "$uv" pip install --quiet --no-deps --editable .
 # Where Python writes no bytecode, as in many containers, each process would compile every module that it imports.
 .venv/bin/python -m compileall -q conf energymon harness loaders
 echo "setup: the C parts, where there is a compiler" >&2
-find energymon loaders -name '*.c' -exec .venv/bin/python -m energymon.system.native {} + >/dev/null
+find energymon loaders joulefeed -name '*.c' -exec .venv/bin/python -m joulefeed.native {} + >/dev/null
 touch .venv/.ready

@@ -8,10 +8,10 @@ exec 3>&1 1>&2
 fail() { echo "wheel: $*"; exit 1; }
 
 if [ -e pyproject.toml ]; then
-  set -- harness energymon loaders conf playbooks pyproject.toml requirements.lock README.md LICENSE
+  set -- harness energymon loaders joulefeed conf playbooks pyproject.toml requirements.lock README.md LICENSE
 else
   cd ..  # from harness/ to the folder of all packages
-  set -- harness energymon loaders conf joulefeed-*.dist-info
+  set -- harness energymon loaders joulefeed conf joulefeed-*.dist-info
 fi
 contents=$(find "$@" -type f ! -path '*/__pycache__/*' -print0 |
   LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1)

@@ -17,7 +17,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOMS = ("harness", "energymon", "loaders", "benchmarks", "conf", "docs")
+ROOMS = ("harness", "energymon", "loaders", "joulefeed", "benchmarks", "conf", "docs")
 SUFFIXES = (".py", ".md", ".yaml")
 MAX_PARAMETERS = 8
 

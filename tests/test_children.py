@@ -19,9 +19,9 @@ DATASET = (
 )
 # Each starts its children, says how many there are at least, and goes on.
 USERS = {
-    "a child": "from energymon.system.child import Child; a = Child([sys.executable, '-c', 'input()']); up(1)",
+    "a child": "from joulefeed.child import Child; a = Child([sys.executable, '-c', 'input()']); up(1)",
     "a child of a thread": (
-        "from energymon.system.child import Child; a = Child(['sleep', '97'], killed_with_parent=True); up(1)"
+        "from joulefeed.child import Child; a = Child(['sleep', '97'], killed_with_parent=True); up(1)"
     ),
     "the energy agent and its sender": (
         "from energymon import Agent\n"

@@ -24,7 +24,7 @@ from energymon.stores.sqlite import SqliteStore, add_epochs
 
 if TYPE_CHECKING:
     from energymon.agent.lifetime import TemporaryFolder
-    from energymon.system.child import Child
+    from joulefeed.child import Child
 
 
 _READY_S: Final = 120.0
@@ -327,7 +327,7 @@ class AgentProcess:
 
         Raises as `start` does; the process is ended then.
         """
-        from energymon.system.child import Child, ChildError
+        from joulefeed.child import Child, ChildError
 
         assert self._log_path is not None
         # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.

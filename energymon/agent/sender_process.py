@@ -11,7 +11,7 @@ from typing import Final
 
 from energymon.agent.event_loop import Loop
 from energymon.reading import Event
-from energymon.system.child import Child
+from joulefeed.child import Child
 
 _RESTART_S: Final = 5.0
 _MAX_RESTART_S: Final = 300.0

@@ -13,8 +13,8 @@ from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
-from energymon.system.scheduling import raise_priority
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
+from joulefeed.scheduling import raise_priority
 
 _NICE: Final = -10
 _QUICK_NS: Final = 100_000

@@ -16,7 +16,7 @@ from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Ticks
 from energymon.stores.base import Session
 from energymon.stores.database import BESIDE, connect, open_for_reading, open_for_writing, store_error
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]

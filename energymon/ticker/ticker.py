@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from energymon.clock.monotonic import NS, UNNOTICED_NS
-from energymon.system.native import compiled
+from joulefeed.native import compiled
 
 Library = ctypes.CDLL
 Raw: TypeAlias = "list[Any]"

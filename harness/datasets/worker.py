@@ -25,7 +25,7 @@ from harness.errors import DatasetError
 from harness.system.disk import disk_error
 
 if TYPE_CHECKING:
-    from energymon.system.child import Child
+    from joulefeed.child import Child
 
 
 _ID: Final = np.dtype("<u8")
@@ -41,7 +41,7 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
     A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DiskError when the
     disk is full, DatasetError when a process dies.
     """
-    from energymon.system.child import Child
+    from joulefeed.child import Child
 
     cores = len(os.sched_getaffinity(0))
     count = max(1, min(cores, _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from energymon.system.signals import signals_held
 from harness.config import list_packaged
 from harness.errors import CellError, HarnessError
 from harness.system.disk import check_writable, disk_errors
+from joulefeed.signals import signals_held
 from loaders.errors import LoaderError
 
 _USAGE = """\

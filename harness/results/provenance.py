@@ -41,7 +41,7 @@ _SYSCTLS = (
     "vm/swappiness",
 )
 
-_CODE = ("harness", "energymon", "loaders", "conf")
+_CODE = ("harness", "energymon", "loaders", "joulefeed", "conf")
 _VARIABLES = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_"),
     *("DALI_", "SPDL_", "ENERGYMON_", "MALLOC_", "LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES"),

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 
 from energymon import EnergyError
-from energymon.system.signals import Interrupted, interrupted
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.errors import DiskError, HarnessError, TestbedError
 from harness.results.cell_folder import load_cell
@@ -21,6 +20,7 @@ from harness.results.ledger import Ledger
 from harness.run.cell_driver import CellContext, run_cell
 from harness.run.progress import Progress
 from harness.testbed import Testbed
+from joulefeed.signals import Interrupted, interrupted
 from loaders.errors import LoaderError
 
 

@@ -16,10 +16,10 @@ from typing import Self
 
 import psutil
 
-from energymon.system.child import ChildError
 from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.testbed.base import Node
+from joulefeed.child import ChildError
 
 _STACK_S = 2.0
 _EXIT_S = 10.0

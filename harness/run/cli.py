@@ -19,13 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from energymon.system.signals import Interrupted, interrupted
 from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
 from harness.config.sweep import Job
 from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError
 from harness.system.disk import check_writable, disk_errors, folder_of
+from joulefeed.signals import Interrupted, interrupted
 
 if TYPE_CHECKING:  # pydantic's models are for the commands that run something
     from harness.config.specs import Experiment

@@ -14,8 +14,6 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon.system.child import Child, ChildError
-from energymon.system.signals import signals_held
 from harness import errors
 from harness.config.specs import Experiment
 from harness.errors import HarnessError, TestbedError
@@ -29,6 +27,8 @@ from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import LOST, Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
+from joulefeed.child import Child, ChildError
+from joulefeed.signals import signals_held
 
 _BEAT_S: Final = 2.0
 _END_S: Final = 60.0

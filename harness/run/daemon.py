@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
-from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.config.validation import NumberAboveZero, Section, parse, unknown_key
@@ -22,6 +21,7 @@ from harness.errors import CellError, ConfigError, TestbedError
 from harness.run.environments import daemon_environment, python_of
 from harness.testbed.base import Node
 from harness.testbed.connection import RemoteNode
+from joulefeed.child import Child, ChildError
 from loaders.errors import LoaderError
 from loaders.shared.daemon_flags import flags
 

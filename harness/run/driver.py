@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon.system.signals import signals_held
 from harness.collect import collect
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
@@ -42,6 +41,7 @@ from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.link.bounds import allowed_rtt_ms
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
+from joulefeed.signals import signals_held
 
 _PROVENANCE_S: Final = 300.0
 _SHOWN = 10

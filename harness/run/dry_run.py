@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from energymon.system.child import ChildError
 from harness.cell.messages import CellSpec
 from harness.cell.trial import try_loader
 from harness.config.specs import Experiment, LoaderSpec
@@ -22,6 +21,7 @@ from harness.run.environments import python_of
 from harness.run.run_datasets import OpenData, RunData
 from harness.testbed.base import LOOPBACK, Node
 from harness.workloads import Workload
+from joulefeed.child import ChildError
 from loaders.base import Samples
 from loaders.errors import SampleError
 from loaders.pipeline import sample_error

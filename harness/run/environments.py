@@ -17,12 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from energymon.system.child import Child
 from harness.config.specs import Experiment
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError, TestbedError
 from harness.results.provenance import Provenance
 from harness.testbed.inventory import PLAYBOOKS
+from joulefeed.child import Child
 
 _MAKE_S: Final = 1800.0
 _DESCRIBE_S: Final = 120.0

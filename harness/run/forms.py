@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from energymon.system.child import ChildError
 from harness.config.specs import EnergySpec, Experiment
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, only_builder, storage_errors
@@ -22,6 +21,7 @@ from harness.run.conversion import ConversionMeter
 from harness.run.environments import daemon_environment, python_of
 from harness.system.disk import check_room
 from harness.testbed.base import Node
+from joulefeed.child import ChildError
 from loaders.errors import LoaderError
 
 _SLACK: Final = 1.25

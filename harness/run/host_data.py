@@ -18,7 +18,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from energymon.system.child import Child, ChildError
 from harness import errors
 from harness.config.specs import Experiment
 from harness.datasets import DatasetHandle, Progress
@@ -28,6 +27,7 @@ from harness.results.preparation import Preparation
 from harness.run.forms import PreparedForm
 from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
+from joulefeed.child import Child, ChildError
 from loaders.base import Samples
 
 _SILENCE_S: Final = 1800.0

@@ -24,7 +24,6 @@ import psutil
 from energymon import Baseline, Event, Reading, SqliteStore
 from energymon.clock.chrony import ntp_offset
 from energymon.clock.offsets import at_wall
-from energymon.system.child import Child, ChildError
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, HarnessError, TestbedError
 from harness.results.cells import HostClock, HostRecord, SensorRecord
@@ -34,6 +33,7 @@ from harness.run.energy_agent import EnergyAgent
 from harness.system.process import processes_of_run
 from harness.system.procfs import cpu_s, family, host_cpu, kernel_threads
 from harness.testbed import Testbed
+from joulefeed.child import Child, ChildError
 
 _START_S: Final = 300.0
 """A slow host takes a while to import what an agent needs; one that ends says so at once."""

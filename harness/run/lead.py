@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon.system.signals import Interrupted, signals_raise
 from harness.config.specs import Experiment
 from harness.errors import CellError, HarnessError
 from harness.results.cells import Cell
@@ -27,6 +26,7 @@ from harness.run.host_energy import TOKEN_VARIABLE
 from harness.run.progress import Progress
 from harness.system.disk import check_writable, disk_errors
 from harness.testbed.inventory import Inventory
+from joulefeed.signals import Interrupted, signals_raise
 
 HOSTS_DATA: Final = Path("/var/lib/joulefeed/data")
 """Datasets and shards on every host; storage hosts export it."""

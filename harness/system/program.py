@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TextIO
 
-from energymon.system import signals
 from harness.errors import DiskError
+from joulefeed import signals
 
 _ASCII: Final = dict(
     zip("×−–→≤≥±†…▇✓✗", ["x", "-", "-", "->", "<=", ">=", "+-", "*", "...", "#", "+", "x"], strict=True)
@@ -40,7 +40,7 @@ def _with_output(program: Callable[[], int | None]) -> int:
 
 
 def _version() -> int:
-    from energymon.system.version import version_text
+    from joulefeed.version import version_text
 
     print(version_text())
     return 0

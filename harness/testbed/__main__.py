@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from energymon.system.signals import Interrupted
 from harness.errors import HarnessError
 from harness.system.program import run_program
+from joulefeed.signals import Interrupted
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-from energymon.system.child import Child
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.state import RunNames, state_root
+from joulefeed.child import Child
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from energymon.system.child import ChildError
 from harness.errors import TestbedError
 from harness.testbed.inventory import Inventory
 from harness.testbed.preflight import find_obstacles
 from harness.testbed.session import START_S, Session, in_parallel
+from joulefeed.child import ChildError
 
 _BEAT_S: Final = 10.0
 """A claim ends a minute after the last beat, where the end of its connection is not seen."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, cast
 
-from energymon.system.child import Child, ChildError
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.base import Node
 from harness.testbed.remote import BEAT, SILENCE_S, Order
+from joulefeed.child import Child, ChildError
 
 CONNECT_S: Final = 10
 START_S: Final = 120.0

@@ -20,9 +20,9 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 import harness
-from energymon.system.child import Child
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, TestbedError
+from joulefeed.child import Child
 
 Role = Literal["control", "storage", "compute", "tsdb"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

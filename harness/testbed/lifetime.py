@@ -13,11 +13,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from energymon.system.child import Child, ChildError
 from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE, run_environment
 from harness.testbed.clean import tear_down
 from harness.testbed.state import RunNames, RunState
+from joulefeed.child import Child, ChildError
 
 START_S = 60.0
 END_S = 20.0

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from energymon.system.child import Child, ChildError
 from harness.errors import MountError
+from joulefeed.child import Child, ChildError
 
 if TYPE_CHECKING:
     from harness.testbed.base import Node

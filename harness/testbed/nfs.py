@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from energymon.system.child import ChildError
 from harness.errors import MountError, TestbedError
 from harness.system.procfs import kernel_threads
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, mounted_on
 from harness.testbed.unprivileged import outer_identity
+from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime

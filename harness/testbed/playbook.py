@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from energymon.system.signals import Interrupted, signals_noted
 from harness.errors import DiskError, TestbedError
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 from harness.testbed.lifetime import Lifetime
+from joulefeed.signals import Interrupted, signals_noted
 
 JOB_TIMEOUT_S: Final = 3600
 """Most of it is for the environment of 6 GB on a slow line."""

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from energymon.system.child import ChildError
 from harness.testbed.remote import HOST_STATE
 from harness.testbed.session import OLDEST_PYTHON, START_S, Session, in_parallel
+from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host, Inventory

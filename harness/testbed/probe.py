@@ -24,13 +24,13 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from energymon.system.child import ChildError
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
 from harness.testbed.link.namespace import MTU
 from harness.testbed.link.packet_train import TrainControl, answer_train, carried_gbit, full_train, loss_train
 from harness.testbed.link.roundtrip import Pinger, percentile, spread
+from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime

@@ -26,10 +26,10 @@ from types import FrameType
 from typing import Final, Literal
 
 from energymon.clock.monotonic import boot_id
-from energymon.system.child import GRACE_S, Child
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.state import RunNames, state_root
+from joulefeed.child import GRACE_S, Child
 
 SILENCE_S: Final = 20.0
 """A host whose lease hears nothing for so long has lost its lead."""

@@ -12,8 +12,8 @@ from importlib.resources import files
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from energymon.system.child import Child, ChildError
 from harness.testbed.connection import OPTIONS
+from joulefeed.child import Child, ChildError
 
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host

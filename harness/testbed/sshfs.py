@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from energymon.system.child import GRACE_S, Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, mounted_on, wait_mounted
 from harness.testbed.unprivileged import outer_identity
+from joulefeed.child import GRACE_S, Child, ChildError
 
 FIRST_PORT = 2200
 _PORTS: Final = itertools.count(FIRST_PORT)

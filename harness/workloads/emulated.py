@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
-from energymon.system.scheduling import exact_timers
 from harness.workloads.published import BOARDS, MODELS, STEPS, BoardPower
+from joulefeed.scheduling import exact_timers
 
 if TYPE_CHECKING:
     from harness.workloads.base import Workload

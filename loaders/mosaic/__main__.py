@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from energymon.system.signals import run_program
+from joulefeed.signals import run_program
 from loaders.errors import StreamError
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command

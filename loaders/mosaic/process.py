@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import loaders
-from energymon.system.child import Child
+from joulefeed.child import Child
 from loaders.errors import LoaderConfigError, NoAnswerError, StreamError, WorkerError
 from loaders.mosaic.options import Remote
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces

@@ -11,8 +11,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
-from energymon.system.signals import run_program
-from energymon.system.version import PrintVersion
+from joulefeed.signals import run_program
+from joulefeed.version import PrintVersion
 from loaders.errors import LoaderConfigError, LoaderError, SplitError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form, prepare
 from loaders.nosql.ingest import ingest

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Protocol, cast
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError, StreamError

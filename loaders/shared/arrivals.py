@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import IO, Final
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.errors import LoaderConfigError
 
 WINDOW_S: Final = 0.1

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError

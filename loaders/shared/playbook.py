@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import loaders
-from energymon.system.child import Child
+from joulefeed.child import Child
 
 _MAKE_S: Final = 1800.0
 

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from energymon.system.signals import run_program
-from energymon.system.version import PrintVersion
+from joulefeed.signals import run_program
+from joulefeed.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command

@@ -14,7 +14,7 @@ from typing import Literal, Unpack, cast
 import numpy as np
 import numpy.typing as npt
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError

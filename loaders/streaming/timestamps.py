@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Literal, TypeAlias
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.errors import LoaderConfigError
 
 EventName: TypeAlias = Literal["batch_sent", "batch_received", "epoch_start", "epoch_end"]

@@ -8,8 +8,8 @@ import os
 import sys
 from ipaddress import ip_address
 
-from energymon.system.signals import run_program
-from energymon.system.version import PrintVersion
+from joulefeed.signals import run_program
+from joulefeed.version import PrintVersion
 from loaders.errors import LoaderConfigError
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address, run_command
 from loaders.tfdata.options import DaemonOptions

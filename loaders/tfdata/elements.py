@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.errors import StreamError
 from loaders.tfdata.probe import find_fault, is_refused
 from loaders.tfdata.tensorflow import Dataset, Element, Take, load_tensorflow

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from energymon.system.native import compiled
+from joulefeed.native import compiled
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.records.shards.index import ShardSet, check_content
 from loaders.tfdata.catalog import CATALOG_ID, Catalog

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energymon.system.signals import Interrupted
 from harness.datasets import generate as generating
 from harness.datasets.coco import CocoLike
 from harness.datasets.imagenet_like import ImagenetLike
@@ -17,6 +16,7 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.datasets.synthetic import Synthetic
 from harness.errors import ConfigError, DatasetError, DiskError
+from joulefeed.signals import Interrupted
 
 pytestmark = pytest.mark.process
 

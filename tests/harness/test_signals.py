@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 PROGRAM = """
 import atexit, shutil, sys, tempfile, time
-from energymon.system.signals import Interrupted, signals_held, signals_raise
+from joulefeed.signals import Interrupted, signals_held, signals_raise
 from harness.system.program import run_program
 
 class Late:

@@ -33,12 +33,12 @@ from typing import Any
 
 import yaml
 
-from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link.control import ask, set_regime
+from joulefeed.child import Child, ChildError
 from tests.hosts import snapshot, vm
 from tests.hosts.init import ADMIN
 from tests.hosts.rack import Machine, Plan

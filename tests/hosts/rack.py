@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from energymon.system.child import Child, ChildError
 from harness.errors import TestbedError
 from harness.testbed.link.control import link_commands, serve
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, inside, run_in, write_sysctl
 from harness.testbed.link.relay_link import RelayLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from joulefeed.child import Child, ChildError
 from tests.hosts import vm
 from tests.hosts.init import Boot
 

@@ -24,8 +24,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from energymon.system.child import Child
 from harness.errors import TestbedError
+from joulefeed.child import Child
 from tests.hosts.init import ADMIN, PLAIN
 
 RELEASE = "bookworm"

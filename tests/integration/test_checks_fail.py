@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-from energymon.system.signals import Interrupted
 from harness import collect
 from harness.config.regime import Regime
 from harness.errors import TestbedError
@@ -33,6 +32,7 @@ from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.qdisc import cap_rate
 from harness.testbed.state import RunState
+from joulefeed.signals import Interrupted
 from tests.energymon import trees
 from tests.energymon.nvml import fake
 

@@ -255,7 +255,7 @@ def test_a_signal_at_any_moment_is_one_line_and_leaves_nothing(folder, measured,
 
 STUBBORN = """
 import sys, time
-from energymon.system.signals import run_program
+from joulefeed.signals import run_program
 
 def program():
     try:

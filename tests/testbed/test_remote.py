@@ -9,10 +9,10 @@ import uuid
 
 import pytest
 
-from energymon.system.child import Child, ChildError
 from harness.system.process import processes_of_run
 from harness.testbed.remote import BEAT, STOP, Order
 from harness.testbed.state import RunNames, state_root
+from joulefeed.child import Child, ChildError
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
@@ -22,6 +21,7 @@ from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES
 from harness.testbed.link.roundtrip import Pinger, percentile
 from harness.testbed.link.shaper import RECORD
 from harness.testbed.link.tcp import read_tcp
+from joulefeed.child import Child, ChildError
 
 _START_S: Final = 60.0
 _ANSWER_S: Final = 20.0

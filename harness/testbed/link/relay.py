@@ -22,12 +22,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from energymon.system.scheduling import exact_timers, raise_priority
 from harness.errors import TestbedError
 from harness.testbed.link.delay_line import DelayLine, Impairment
 from harness.testbed.link.namespace import INTERFACE, enter
 from harness.testbed.link.paths import Paths
 from harness.testbed.link.tun import READ_BYTES, open_tun
+from joulefeed.scheduling import exact_timers, raise_priority
 
 READS_PER_TURN = 32
 """Reading more before letting packets go would make those that are due late."""

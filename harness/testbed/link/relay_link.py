@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import LinkCounters, ShapedLink
@@ -18,6 +17,7 @@ from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.namespace import INTERFACE, inside
 from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
+from joulefeed.child import Child, ChildError
 
 ANSWER_TIMEOUT_S = 20.0
 TBF_PROBE = ("rate", "1gbit", "burst", "128kb", "limit", "1mb")

@@ -13,7 +13,7 @@ from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy, RoundRobinPolicy
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
 from loaders.nosql.client.connection import COLUMNS, VERSION, Row, make_connections, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid

@@ -16,8 +16,8 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from energymon.system.child import Child
-from energymon.system.closing import Closing
+from joulefeed.child import Child
+from joulefeed.closing import Closing
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.nosql.keys import USER, load_daemon_keys
 from loaders.nosql.server.configuration import DiskAccess, ServerConfiguration

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from energymon.system.child import GRACE_S, Child
+from joulefeed.child import GRACE_S, Child
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import OnError
 from loaders.pipeline import Pipeline, StageTimes, stage_name

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from energymon.system.signals import Interrupted
+from joulefeed.signals import Interrupted
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from energymon.system.native import compiled
+from joulefeed.native import compiled
 
 Move: TypeAlias = Callable[[int, int, int], object]
 """Takes the destination, the source and the number of bytes; the two ranges do not overlap."""

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from energymon.system.child import Child
-from energymon.system.closing import Closing
+from joulefeed.child import Child
+from joulefeed.closing import Closing
 from loaders.errors import LoaderError
 from loaders.shared.objects.keys import ObjectKeys
 from loaders.shared.playbook import ask_playbook

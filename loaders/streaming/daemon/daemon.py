@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 import zmq
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.listener import Listener, limit_connections
 from loaders.streaming.daemon.memory import MemoryBound, read_anonymous_bytes, read_resident_bytes

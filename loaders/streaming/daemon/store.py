@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.errors import ShardError, WireError
 from loaders.records.planner import Slice
 from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards

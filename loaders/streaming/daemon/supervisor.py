@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Self
 
-from energymon.system.signals import Interrupted, signals_raise
+from joulefeed.signals import Interrupted, signals_raise
 from loaders.streaming.daemon.counters import Log
 
 

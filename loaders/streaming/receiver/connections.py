@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
 from loaders.streaming.protocol import WireFormat

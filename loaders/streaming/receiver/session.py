@@ -13,7 +13,7 @@ from typing import Final
 
 import zmq
 
-from energymon.system.closing import Closing
+from joulefeed.closing import Closing
 from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.records.planner import Slice

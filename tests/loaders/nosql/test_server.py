@@ -20,8 +20,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from energymon.system.child import Child
 from harness.testbed.caches import drop_caches
+from joulefeed.child import Child
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError, StreamError
 from loaders.nosql.form import open_form, prepare

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from energymon.system.child import Child, ChildError
+from joulefeed.child import Child, ChildError
 
 pytestmark = pytest.mark.process
 
@@ -131,7 +131,7 @@ def test_nothing_is_left_open():
 
 BUILDER = """
 import subprocess, sys
-from energymon.system.child import Child
+from joulefeed.child import Child
 script = "sleep 97 & sleep 98 & echo $!; wait"
 with Child(["sh", "-c", script], stdin=subprocess.DEVNULL, group_killed_with_parent=True) as child:
     print(child.read_line(20).decode(), flush=True)

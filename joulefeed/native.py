@@ -1,6 +1,6 @@
 """Compiles a C file to a shared library with the host's compiler, once a user.
 
-`python -m energymon.system.native FILE.c ...` compiles ahead of time.
+`python -m joulefeed.native FILE.c ...` compiles ahead of time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""Parts that all packages of the project share: compiled C, child processes."""

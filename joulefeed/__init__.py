@@ -1,0 +1,1 @@
+"""What energymon, loaders and harness share: processes, signals, compiled C; it imports none of them."""
