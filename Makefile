@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast test-vm gpu-smoke lint server minio tensorflow mosaic cassandra ansible setup bench lock clean
+.PHONY: help run test test-fast test-slow test-vm gpu-smoke lint server minio tensorflow mosaic cassandra ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -16,8 +16,11 @@ help:              ## list the targets
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
-test: setup lint server minio tensorflow mosaic cassandra ansible ## set up, then lint and every test; TESTS=tests/loaders for some
+test: setup lint server minio tensorflow mosaic cassandra ansible ## set up, then lint and test everything once; TESTS=tests/loaders for some
 	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
+
+test-slow: setup server minio tensorflow mosaic cassandra ansible ## set up, then what takes long: faults by the hundred, leaks, second environments
+	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest -m slow $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
 	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)

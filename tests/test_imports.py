@@ -40,12 +40,10 @@ def parsed(module):
 
 @cache
 def imported(module):
-    """Return the modules that a module imports when it is loaded, not for annotations alone."""
+    """Return the modules that a module imports, its functions included, not for annotations alone."""
     found = set()
 
     def visit(node):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
         if isinstance(node, ast.Import):
@@ -62,25 +60,15 @@ def imported(module):
     return {name for name in found if name in MODULES and name != module}
 
 
-def everything_imported(module):
-    """Return also the modules that functions of a module import."""
-    names = set()
-    for node in ast.walk(parsed(module)):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update(
-                name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names
-            )
-    return {name for name in names if name in MODULES and name != module}
-
-
 def rooms(package):
-    """Return the rooms of a package, each with the rooms that it imports; a room is a folder or a module of its own."""
+    """Return the rooms of a package, each with the rooms that it imports; a room is a folder or a module of its own.
+
+    Commands (`__main__`) stand above the rooms.
+    """
     prefix = package.replace("/", ".") + "."
     edges = defaultdict(set)
     for module in MODULES:
-        if not module.startswith(prefix):
+        if not module.startswith(prefix) or module.endswith(".__main__"):
             continue
         room = module.removeprefix(prefix).split(".")[0]
         edges[room] |= {
@@ -128,7 +116,7 @@ def test_no_room_imports_itself_by_a_detour(package):
 def test_no_package_imports_a_higher_one(package):
     for module in MODULES:
         if module.split(".")[0] == package:
-            others = {name.split(".")[0] for name in everything_imported(module)} - {package}
+            others = {name.split(".")[0] for name in imported(module)} - {package}
             assert others <= LOWER[package], f"{module} imports {others - LOWER[package]}"
 
 

@@ -39,6 +39,7 @@ from tests.energymon.nvml import fake
 ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),

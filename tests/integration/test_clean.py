@@ -21,6 +21,7 @@ from harness.testbed.state import RunNames, state_root
 OBSTACLES = netns_obstacles()
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.slow,
     pytest.mark.serial,
     pytest.mark.root,
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),

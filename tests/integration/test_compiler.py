@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 COMPILER = """#!/bin/sh
 echo "$(date +%s%N) $*" >>"$COMPILER_LOG"

@@ -16,6 +16,7 @@ LIMIT_S = 1500
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 300)
 @pytest.mark.parametrize("folder", ["acceptance", "own"])
 @pytest.mark.parametrize(("environment", "loader"), [("tensorflow", "tfdata")])

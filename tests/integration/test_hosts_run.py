@@ -236,6 +236,7 @@ def statuses(folder):
     return sorted(json.loads(path.read_text())["status"] for path in folder.glob("cells/*/cell.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_wrong_clock(
     hosts, start, folder, storage_ahead
@@ -292,6 +293,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     assert_nothing_left(hosts)
 
 
+@pytest.mark.slow
 def test_ctrl_c_brings_home_what_there_is_and_a_lead_that_is_lost_ends_the_run_by_name(hosts, start, folder):
     run = start(*SLOW)
     wait_for_epoch(hosts)

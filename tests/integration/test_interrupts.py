@@ -242,6 +242,7 @@ def moments(slowness):
         yield draw.choice([signal.SIGINT, signal.SIGTERM]), kind, draw.uniform(0, until_s * slowness)
 
 
+@pytest.mark.slow
 def test_a_signal_at_any_moment_is_one_line_and_leaves_nothing(folder, measured, server):
     with ThreadPoolExecutor(2) as pool:
         found = [

@@ -26,6 +26,7 @@ from harness.testbed.probe import ProbeServer
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.slow,
     pytest.mark.serial,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),

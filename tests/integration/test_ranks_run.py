@@ -48,6 +48,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}")
 def test_site_yml_two_hosts_that_share_each_epoch_a_rank_that_dies_a_host_that_is_lost_and_teardown_yml(
