@@ -3,7 +3,8 @@
 A page has a pair of markers where a table belongs, and all that is between them is generated:
 
     <!-- measured: NAME PART PART -->    the lines of a benchmark's parts; without parts, of all
-    <!-- printed: NAME PART -->          what a program printed that the benchmark ran, and what its medians leave out
+    <!-- printed: NAME PART -->          what a program printed that the benchmark ran
+    <!-- explained: NAME PART -->        where that was measured, and what its medians leave out
     <!-- end -->
 
 `python benchmarks/tables.py` writes the pages; `--check` writes nothing, and exits 1 where a page differs from the raw
@@ -24,7 +25,7 @@ from raw_runs import RESULTS, Part, load_parts
 from start_up import write_start_up
 
 REPO: Final = Path(__file__).resolve().parents[1]
-MARKED: Final = re.compile(r"(<!-- (measured|printed): ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKED: Final = re.compile(r"(<!-- (measured|printed|explained): ([^>]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +60,8 @@ def generate(text: str, results: Path) -> str:
         if unknown := [each for each in wanted if parts and each not in parts]:
             raise ValueError(f"{found[1].strip()}: {name} has no part {unknown[0]!r}: expected one of {list(parts)}")
         chosen = {each: parts.get(each) for each in wanted or parts or [name]}
-        lines = write_tables(chosen) if found[2] == "measured" else write_printed(chosen)
+        write = {"measured": write_tables, "printed": write_printed, "explained": write_explained}
+        lines = write[found[2]](chosen)
         return "\n".join((found[1], *lines, "", found[5]))
 
     return MARKED.sub(block, text)
@@ -85,15 +87,29 @@ def write_tables(parts: dict[str, Part | None]) -> Iterator[str]:
 
 
 def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
-    """Return Markdown: the printed text, where it was measured, and the start-up where the run's epochs are kept."""
+    """Return Markdown: the printed text, where it was measured."""
     for name, part in parts.items():
-        raws = [line["raw"] for line in part["lines"] if "text" in line["raw"]] if part else []
-        if part is None or not raws:
+        if line := _printed_by(part):
+            yield from ("```", *line["raw"]["text"].splitlines(), "```")
+        else:
+            yield f"{name}: no raw run is kept."
+
+
+def write_explained(parts: dict[str, Part | None]) -> Iterator[str]:
+    """Return Markdown: where the printed text was measured, and the start-up where the run's epochs are kept."""
+    for name, part in parts.items():
+        line = _printed_by(part)
+        if part is None or line is None:
             yield f"{name}: no raw run is kept."
             continue
-        yield from ("```", *raws[0]["text"].splitlines(), "```", "", f"{_where(part)}, {_load([part])}.")
-        if "epochs" in raws[0]:
-            yield from ("", *write_start_up(raws[0]["epochs"], part["lines"]))
+        yield f"{_where(part)}, {_load([part])}."
+        if "epochs" in line["raw"]:
+            yield from ("", *write_start_up(line["raw"]["epochs"], part["lines"]))
+
+
+def _printed_by(part: Part | None) -> dict[str, Any] | None:
+    """Return the line of a benchmark that keeps what a program printed; None where there is none."""
+    return next((line for line in part["lines"] if "text" in line["raw"]), None) if part else None
 
 
 def _where(part: Part | None) -> str | None:
