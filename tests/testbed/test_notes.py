@@ -12,6 +12,8 @@ import jinja2
 import pytest
 import yaml
 
+pytestmark = pytest.mark.process
+
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ANSWERS = {
     "systemctl": "echo active; [ $1 != stop ]",
