@@ -20,7 +20,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
-from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
+from harness.testbed.link.measure.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 RTT_ASKED_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 RATE_ASKED_GBIT = (1.0, 5.0)

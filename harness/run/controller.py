@@ -23,10 +23,10 @@ from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
-from harness.testbed.claim import hosts_claimed
-from harness.testbed.connection import LOST, Connection, RemoteNode
-from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
-from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
+from harness.testbed.hosts.claim import hosts_claimed
+from harness.testbed.hosts.connection import LOST, Connection, RemoteNode
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, STOP, Order
 from joulefeed.child import Child, ChildError
 from joulefeed.signals import signals_held
 
@@ -79,7 +79,7 @@ def run_on_hosts(
 @contextmanager
 def _set_up(inventory: Inventory, progress: Progress, is_kept: Callable[[], bool]) -> Iterator[None]:
     """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is kept."""
-    from harness.testbed.playbook import run_playbook
+    from harness.testbed.hosts.playbook import run_playbook
 
     try:
         run_playbook("site.yml", inventory, progress)

@@ -60,9 +60,9 @@ def _play(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from harness.run.progress import Progress
-    from harness.testbed.claim import hosts_claimed
-    from harness.testbed.inventory import Inventory
-    from harness.testbed.playbook import run_playbook
+    from harness.testbed.hosts.claim import hosts_claimed
+    from harness.testbed.hosts.inventory import Inventory
+    from harness.testbed.hosts.playbook import run_playbook
 
     inventory = Inventory.load(options.inventory)
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}.get(options.command, "")
@@ -96,10 +96,10 @@ def _play(options: argparse.Namespace) -> int:
 
 def _doctor(inventory: str | None, *, as_json: bool) -> int:
     """Look at the hosts of an inventory, and return 1 where a run cannot work; without one, look at this machine."""
-    from harness.testbed import preflight
+    from harness.testbed.hosts import preflight
 
     if inventory is not None:
-        from harness.testbed.inventory import Inventory
+        from harness.testbed.hosts.inventory import Inventory
 
         found = preflight.examine_hosts(Inventory.load(inventory))
         print(preflight.to_json(found) if as_json else preflight.show(found))
@@ -136,9 +136,9 @@ def examine() -> Iterator[Finding]:
     """Try each ability in turn; nothing that is made for a trial outlives it."""
     from harness.testbed.caches import how_dropped
     from harness.testbed.memory import memory_obstacles
+    from harness.testbed.mounts.nfs import nfs_obstacles
+    from harness.testbed.mounts.sshfs import sshfs_obstacles
     from harness.testbed.netns import netns_obstacles
-    from harness.testbed.nfs import nfs_obstacles
-    from harness.testbed.sshfs import sshfs_obstacles
     from harness.testbed.unprivileged import namespace_obstacles, user_namespace_obstacles
 
     yield _found("testbed with a link", netns_obstacles(), "testbed.kind=netns can be opened")

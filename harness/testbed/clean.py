@@ -10,8 +10,8 @@ from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, kill_all
 from harness.testbed.link.shaper import RECORD, restore
 from harness.testbed.memory import remove_memory_groups
-from harness.testbed.mount_table import detach, mounts_below
-from harness.testbed.nfs import stop_nfs_server
+from harness.testbed.mounts.nfs import stop_nfs_server
+from harness.testbed.mounts.table import detach, mounts_below
 from harness.testbed.state import RunNames, abandoned_runs
 
 

@@ -17,12 +17,12 @@ from harness.testbed.base import Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
+from harness.testbed.link.measure.probe import probe_nodes
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
-from harness.testbed.mount import RemoteMounts
-from harness.testbed.nfs import nfs_obstacles
-from harness.testbed.probe import probe_nodes
-from harness.testbed.sshfs import sshfs_obstacles
+from harness.testbed.mounts.nfs import nfs_obstacles
+from harness.testbed.mounts.remote_mounts import RemoteMounts
+from harness.testbed.mounts.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 
 TOOLS = {

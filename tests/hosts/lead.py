@@ -16,7 +16,7 @@ import yaml
 from harness.config.validation import parse
 from harness.run import cli, controller
 from harness.system.program import run_program
-from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from tests.hosts.init import ADMIN
 from tests.hosts.namespaces import Hosts
 

@@ -27,8 +27,8 @@ from typing import Any
 from harness.errors import TestbedError
 from harness.testbed.link.control import link_commands, serve
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, inside, run_in, write_sysctl
-from harness.testbed.link.relay_link import RelayLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from harness.testbed.link.userspace.relay_link import RelayLink
 from joulefeed.child import Child, ChildError
 from tests.hosts import vm
 from tests.hosts.init import Boot

@@ -21,8 +21,8 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import processes_of_run
 from harness.testbed.link.control import ask, read_counters, set_regime
+from harness.testbed.link.measure.roundtrip import Pinger
 from harness.testbed.link.namespace import inside
-from harness.testbed.link.roundtrip import Pinger
 from harness.testbed.state import RunNames, state_root
 from tests.hosts.namespaces import REPO, Hosts, namespace_hosts, obstacles
 

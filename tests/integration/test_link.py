@@ -21,11 +21,12 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
-from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
-from harness.testbed.link.bounds import list_link_bounds
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link.measure.bounds import list_link_bounds
+from harness.testbed.link.measure.probe import ProbeServer, probe
+from harness.testbed.link.measure.roundtrip import Pinger
 from harness.testbed.link.namespace import inside, run_in
-from harness.testbed.link.roundtrip import Pinger
-from harness.testbed.probe import ProbeServer, probe
+from harness.testbed.link.userspace import relay_link
 
 serial = pytest.mark.serial
 """What else runs may spoil what these tests measure."""

@@ -20,9 +20,9 @@ from harness.results.disturbance import summarize_pings
 from harness.results.epochs import CellData
 from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link.measure.probe import ProbeServer
+from harness.testbed.link.measure.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
 from harness.testbed.link.namespace import run_in
-from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
-from harness.testbed.probe import ProbeServer
 
 pytestmark = [
     pytest.mark.process,
@@ -71,7 +71,7 @@ def under_load(link, namespaces, server, tmp_path):
     def seen(do):
         link.set(REGIME)
         link.counters()
-        flows = [sys.executable, "-m", "harness.testbed.probe", "measure", "--host", STORAGE_ADDRESS]
+        flows = [sys.executable, "-m", "harness.testbed.link.measure.probe", "measure", "--host", STORAGE_ADDRESS]
         flows += ["--port", str(server.port), "--seconds", str(LOAD_S), "--flows", "2"]
         loading = threading.Thread(target=run_in, args=(namespaces[1], flows))
         start = {"utc_ns": time.time_ns(), "epoch": 1}

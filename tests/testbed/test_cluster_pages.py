@@ -10,7 +10,7 @@ import yaml
 from harness.config.command_line import compose_config, expand, split
 from harness.config.experiment import experiment_from
 from harness.testbed.__main__ import main
-from harness.testbed.inventory import Inventory
+from harness.testbed.hosts.inventory import Inventory
 
 REPO = Path(__file__).parents[2]
 PAGES = ("cluster.md", "gpu-host.md", "slurm.md")
@@ -47,7 +47,7 @@ def test_an_inventory_on_a_page_is_valid(page, tmp_path):
 
 
 def test_the_variables_on_the_page_of_slurm_are_those_of_a_host():
-    from harness.testbed.inventory import Host
+    from harness.testbed.hosts.inventory import Host
 
     (text,) = blocks("slurm.md", "yaml")
     host = {"name": "n1", "roles": ["compute"], "ansible_host": "n1", **yaml.safe_load(text)}

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from harness.errors import ConfigError
-from harness.testbed.inventory import PLAYBOOKS, Inventory, _hosts, _members
+from harness.testbed.hosts.inventory import PLAYBOOKS, Inventory, _hosts, _members
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("ansible")]
 
@@ -99,7 +99,7 @@ def test_a_script_that_fails_is_named(tmp_path):
 
 
 def test_a_script_that_does_not_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.testbed.inventory._READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("harness.testbed.hosts.inventory._READ_TIMEOUT_S", 1.0)
     script = tmp_path / "hosts.sh"
     script.write_text("#!/bin/sh\nsleep 1000\n")
     script.chmod(0o755)

@@ -5,8 +5,8 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.testbed.link.delay_line import DelayLine, Impairment
-from harness.testbed.link.tun import VNET_HEADER_BYTES, wire_size, without_segments
+from harness.testbed.link.userspace.delay_line import DelayLine, Impairment
+from harness.testbed.link.userspace.tun import VNET_HEADER_BYTES, wire_size, without_segments
 
 MS = 1_000_000
 

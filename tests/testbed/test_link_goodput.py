@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from harness.testbed.link.goodput import BIN_NS, FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
-from harness.testbed.link.roundtrip import percentile
+from harness.testbed.link.measure.goodput import BIN_NS, FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.measure.roundtrip import percentile
 
 
 def meter_with(bins: list[int]) -> FlowMeter:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.testbed.link.delay_line import DelayLine, Impairment
-from harness.testbed.link.paths import Paths
-from harness.testbed.link.tun import VNET_HEADER_BYTES
+from harness.testbed.link.userspace.delay_line import DelayLine, Impairment
+from harness.testbed.link.userspace.paths import Paths
+from harness.testbed.link.userspace.tun import VNET_HEADER_BYTES
 
 MS = 1_000_000
 STORAGE, COMPUTE = b"\x0a\x4d\x00\x01", b"\x0a\x4d\x00\x02"

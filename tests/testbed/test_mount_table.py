@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.testbed import mount_table
-from harness.testbed.mount_table import is_mounted, mounts_below
+from harness.testbed.mounts import table as mount_table
+from harness.testbed.mounts.table import is_mounted, mounts_below
 
 TABLE = r"""22 1 0:20 / / rw - ext4 /dev/vda rw
 30 22 0:21 / /run/joulefeed/aa/mount-0 ro - fuse.sshfs storage:/x ro

@@ -8,8 +8,15 @@ import time
 import pytest
 
 from harness.testbed.base import Node
-from harness.testbed.link.packet_train import Train, TrainControl, TrainCounter, carried_gbit, full_train, loss_train
-from harness.testbed.probe import ProbeServer
+from harness.testbed.link.measure.packet_train import (
+    Train,
+    TrainControl,
+    TrainCounter,
+    carried_gbit,
+    full_train,
+    loss_train,
+)
+from harness.testbed.link.measure.probe import ProbeServer
 
 LOOPBACK = "127.0.0.1"
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from harness.errors import TestbedError
-from harness.testbed.inventory import Inventory
-from harness.testbed.playbook import run_playbook
+from harness.testbed.hosts.inventory import Inventory
+from harness.testbed.hosts.playbook import run_playbook
 from tests.hosts.namespaces import namespace_hosts, obstacles
 from tests.hosts.rack import ALLOWED
 from tests.hosts.services import ask_for_daemons, make_shards, read_daemon_health

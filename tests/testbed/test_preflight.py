@@ -15,10 +15,10 @@ from importlib.resources import files
 import pytest
 
 from harness.errors import TestbedError
-from harness.testbed.claim import hosts_claimed
-from harness.testbed.inventory import Host, Inventory
-from harness.testbed.preflight import Finding, _clock, examine_hosts, show
-from harness.testbed.session import ssh_command
+from harness.testbed.hosts.claim import hosts_claimed
+from harness.testbed.hosts.inventory import Host, Inventory
+from harness.testbed.hosts.preflight import Finding, _clock, examine_hosts, show
+from harness.testbed.hosts.session import ssh_command
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 
 OBSTACLES = obstacles()
@@ -287,7 +287,7 @@ def old_python(tmp_path, monkeypatch):
 
 def test_the_oldest_python_of_ansible_is_enough(old_python):
     old_python((3, 8, 0))
-    ast.parse((files("harness.testbed") / "host_facts.py").read_text(), feature_version=(3, 8))
+    ast.parse((files("harness.testbed.hosts") / "host_facts.py").read_text(), feature_version=(3, 8))
     found = rows(HERE)
     assert (found["here", "python3"].verdict, found["here", "python3"].found) == ("ok", "Python 3.8.0")
     assert found["here", "reachable"].verdict == "ok"
@@ -313,8 +313,8 @@ def test_this_machine_is_looked_at_without_ssh():
 _INTERRUPTED = """
 import sys
 from harness.system.program import run_program
-from harness.testbed import preflight
-from harness.testbed.inventory import Inventory
+from harness.testbed.hosts import preflight
+from harness.testbed.hosts.inventory import Inventory
 run_program(lambda: print(preflight.examine_hosts(Inventory.from_json(sys.argv[1]))))
 """
 

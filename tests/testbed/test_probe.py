@@ -10,7 +10,7 @@ import pytest
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
-from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
+from harness.testbed.link.measure.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 pytestmark = pytest.mark.process
 
@@ -91,7 +91,7 @@ def test_the_server_ends_with_its_standard_input():
 
 def start_server() -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.testbed.probe", "serve", "--host", LOOPBACK],
+        [sys.executable, "-m", "harness.testbed.link.measure.probe", "serve", "--host", LOOPBACK],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

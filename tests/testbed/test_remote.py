@@ -10,7 +10,7 @@ import uuid
 import pytest
 
 from harness.system.process import processes_of_run
-from harness.testbed.remote import BEAT, STOP, Order
+from harness.testbed.hosts.supervisor import BEAT, STOP, Order
 from harness.testbed.state import RunNames, state_root
 from joulefeed.child import Child, ChildError
 
@@ -23,7 +23,7 @@ def run_id():
 
 
 def supervisor(order):
-    child = Child([sys.executable, "-m", "harness.testbed.remote"], keep_stderr=True)
+    child = Child([sys.executable, "-m", "harness.testbed.hosts.supervisor"], keep_stderr=True)
     child.send(order.to_line())
     return child
 
@@ -62,7 +62,7 @@ def test_a_command_that_does_not_exist_is_named(run_id):
 
 
 def test_what_is_no_order_is_refused_in_one_line():
-    with Child([sys.executable, "-m", "harness.testbed.remote"], keep_stderr=True) as child:
+    with Child([sys.executable, "-m", "harness.testbed.hosts.supervisor"], keep_stderr=True) as child:
         child.send(b"GET / HTTP/1.1\r\n\n")
         with pytest.raises(ChildError, match=r"status 2: joulefeed: expected an order"):
             child.read_line(20)

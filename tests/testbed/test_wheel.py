@@ -23,7 +23,8 @@ def make_wheel(script, cache):
 def test_an_installed_package_finds_its_playbooks_and_makes_the_wheel_that_hosts_install(tmp_path):
     wheel = make_wheel(REPO / "playbooks" / "wheel.sh", tmp_path / "cache")
     wheel.extractall(tmp_path / "packages")
-    code = "from harness.testbed.inventory import PLAYBOOKS, ansible_program\nprint(PLAYBOOKS); ansible_program('none')"
+    code = "from harness.testbed.hosts.inventory import PLAYBOOKS, ansible_program\n"
+    code += "print(PLAYBOOKS); ansible_program('none')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "packages"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False

@@ -28,7 +28,7 @@ def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto") -> L
     # Imported where they are used: the probe starts as a process of its own and must start quickly.
     from harness.testbed.link.netem_link import NetemLink
     from harness.testbed.link.qdisc import kernel_has
-    from harness.testbed.link.relay_link import RelayLink
+    from harness.testbed.link.userspace.relay_link import RelayLink
 
     if kind == "relay":
         return RelayLink(storage_ns, compute_ns)

@@ -15,9 +15,9 @@ from harness.testbed.link.delay_calibration import (
     measure_rtt_ms,
 )
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
-from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp
+from harness.testbed.link.userspace.paths import PathCounters
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime

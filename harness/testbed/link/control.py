@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import Link, LinkCounters
-from harness.testbed.link.paths import PathCounters
+from harness.testbed.link.userspace.paths import PathCounters
 
 Answer = Callable[[dict[str, Any]], dict[str, object]]
 """Takes a command and returns its answer."""

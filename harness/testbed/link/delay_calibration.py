@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.testbed.link.measure.roundtrip import Pinger, percentile
 from harness.testbed.link.namespace import STORAGE_ADDRESS, inside
-from harness.testbed.link.roundtrip import Pinger, percentile
 
 ATTEMPTS = 4
 FLOOR_ATTEMPTS = 3

@@ -17,8 +17,8 @@ from harness.errors import TestbedError
 from harness.testbed.base import Node
 from harness.testbed.link.base import Link, LinkCounters, ShapedLink
 from harness.testbed.link.control import ask, read_counters, set_regime
+from harness.testbed.link.measure.roundtrip import Pinger, percentile
 from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES
-from harness.testbed.link.roundtrip import Pinger, percentile
 from harness.testbed.link.shaper import RECORD
 from harness.testbed.link.tcp import read_tcp
 from joulefeed.child import Child, ChildError

@@ -10,8 +10,8 @@ from pathlib import Path
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Mount, Node
-from harness.testbed.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
-from harness.testbed.sshfs import SshfsMounter, own_folder
+from harness.testbed.mounts.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
+from harness.testbed.mounts.sshfs import SshfsMounter, own_folder
 
 LISTING_TIMEOUT_S = 1800.0
 

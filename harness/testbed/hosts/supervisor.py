@@ -1,4 +1,4 @@
-"""The supervisor of a run's processes on another host: `python -m harness.testbed.remote`.
+"""The supervisor of a run's processes on another host: `python -m harness.testbed.hosts.supervisor`.
 
 It is all that the lead's key may start there. The first line of its standard input is an Order in JSON.
 

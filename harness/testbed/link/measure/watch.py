@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from harness.errors import TestbedError
 from harness.system.procfs import interface_bytes
 from harness.testbed.base import Node
+from harness.testbed.link.measure.roundtrip import PACKET_BYTES, Pinger
 from harness.testbed.link.namespace import enter
-from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
 
 INTERVAL_S: Final = 0.1
 ANSWER_TIMEOUT_S: Final = 1.0

@@ -12,11 +12,11 @@ from importlib.resources import files
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from harness.testbed.connection import OPTIONS
+from harness.testbed.hosts.connection import OPTIONS
 from joulefeed.child import Child, ChildError
 
 if TYPE_CHECKING:
-    from harness.testbed.inventory import Host
+    from harness.testbed.hosts.inventory import Host
 
 START_S: Final = 120.0
 """A slow host takes a while to log in; one that is off is refused by ssh after `CONNECT_S`."""
@@ -51,7 +51,7 @@ class Session:
         """Connect and send the program; raises ChildError, with ssh's own words, where the host does not answer."""
         command = shlex.join(["python3", "-Bu", "-c", _BOOT])
         argv = shlex.split(command) if self.host.connection == "local" else [*ssh_command(self.host), command]
-        program = (files("harness.testbed") / "host_facts.py").read_bytes()
+        program = (files("harness.testbed.hosts") / "host_facts.py").read_bytes()
         self._child = Child(argv, keep_stderr=True)
         self._child.send(b"%d\n%s" % (len(program), program))
         self.ask({"do": "clock"}, START_S)

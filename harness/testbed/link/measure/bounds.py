@@ -11,7 +11,7 @@ import numpy as np
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.testbed.base import ProbeResult
-from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
+from harness.testbed.link.measure.roundtrip import NORMAL_P10_TO_P90
 
 CHANCE = 3.29
 """Standard errors of a normal distribution outside which lies one value in 1,000."""

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
-from harness.testbed.mount_table import detach, is_mounted, mounted_on, wait_mounted
+from harness.testbed.mounts.table import detach, is_mounted, mounted_on, wait_mounted
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import GRACE_S, Child, ChildError
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from harness.errors import DiskError, TestbedError
 from harness.system.process import RUN_VARIABLE
-from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
+from harness.testbed.hosts.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 from harness.testbed.lifetime import Lifetime
 from joulefeed.signals import Interrupted, signals_noted
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from harness.testbed.link.delay_line import DelayLine, Impairment
-from harness.testbed.link.tun import VNET_HEADER_BYTES
+from harness.testbed.link.userspace.delay_line import DelayLine, Impairment
+from harness.testbed.link.userspace.tun import VNET_HEADER_BYTES
 
 IPV4_WITHOUT_OPTIONS: Final = 0x45
 TCP: Final = 6

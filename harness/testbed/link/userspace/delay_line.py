@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from operator import itemgetter
 
-from harness.testbed.link.tun import wire_size, without_segments
+from harness.testbed.link.userspace.tun import wire_size, without_segments
 
 
 @dataclass(frozen=True, slots=True)

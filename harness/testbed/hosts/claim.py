@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from harness.errors import TestbedError
-from harness.testbed.inventory import Inventory
-from harness.testbed.preflight import find_obstacles
-from harness.testbed.session import START_S, Session, in_parallel
+from harness.testbed.hosts.inventory import Inventory
+from harness.testbed.hosts.preflight import find_obstacles
+from harness.testbed.hosts.session import START_S, Session, in_parallel
 from joulefeed.child import ChildError
 
 _BEAT_S: Final = 10.0

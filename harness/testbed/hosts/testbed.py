@@ -17,16 +17,16 @@ from harness.errors import ConfigError, MountError, TestbedError
 from harness.system.procfs import sum_disks
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches, drop_caches
-from harness.testbed.connection import Connection, Lease, RemoteNode
-from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.hosts.connection import Connection, Lease, RemoteNode
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import LinkKind
 from harness.testbed.link.base import NO_PATHS, Link
 from harness.testbed.link.hosts_link import HostsNetemLink, SocketLink
+from harness.testbed.link.measure.probe import probe_nodes, rtt_between
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
-from harness.testbed.mount import RemoteMounts
-from harness.testbed.probe import probe_nodes, rtt_between
+from harness.testbed.mounts.remote_mounts import RemoteMounts
 
 BEAT_S: Final = 2.0
 CACHES_TIMEOUT_S: Final = 120.0

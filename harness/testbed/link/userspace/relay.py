@@ -1,4 +1,4 @@
-"""The user-space delay line as a process: `python -m harness.testbed.link.relay STORAGE_NS COMPUTE_NS`.
+"""The user-space delay line as a process: `python -m harness.testbed.link.userspace.relay STORAGE_NS COMPUTE_NS`.
 
 It makes a TUN device in each namespace and carries packets between them. Each line on standard input is a
 JSON command, each line on standard output its JSON answer; the end of standard input ends the process.
@@ -23,10 +23,10 @@ from functools import partial
 from typing import Any
 
 from harness.errors import TestbedError
-from harness.testbed.link.delay_line import DelayLine, Impairment
 from harness.testbed.link.namespace import INTERFACE, enter
-from harness.testbed.link.paths import Paths
-from harness.testbed.link.tun import READ_BYTES, open_tun
+from harness.testbed.link.userspace.delay_line import DelayLine, Impairment
+from harness.testbed.link.userspace.paths import Paths
+from harness.testbed.link.userspace.tun import READ_BYTES, open_tun
 from joulefeed.scheduling import exact_timers, raise_priority
 
 READS_PER_TURN = 32

@@ -1,6 +1,6 @@
 """The kernel's table of mounts: look one up, wait for one, detach one.
 
-`python -m harness.testbed.mount_table POINT SECONDS COMMAND...` makes the directory POINT and runs what mounts
+`python -m harness.testbed.mounts.table POINT SECONDS COMMAND...` makes the directory POINT and runs what mounts
 something there. It writes `{"ready": true}` when it is mounted, and detaches it at the end of standard input.
 """
 
@@ -84,7 +84,7 @@ def mounted_on(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -
     Raises:
         MountError: it is not mounted in time.
     """
-    given = [sys.executable, "-m", "harness.testbed.mount_table", str(point), str(timeout_s), *argv]
+    given = [sys.executable, "-m", "harness.testbed.mounts.table", str(point), str(timeout_s), *argv]
     with node.start(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
             child.ready(_START_S + timeout_s)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.errors import MountError, TestbedError
 from harness.system.procfs import kernel_threads
 from harness.testbed.base import Node
-from harness.testbed.mount_table import detach, is_mounted, mounted_on
+from harness.testbed.mounts.table import detach, is_mounted, mounted_on
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import ChildError
 

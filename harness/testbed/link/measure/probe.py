@@ -1,8 +1,8 @@
 """The link's measured round-trip time and rate, from the compute node to a small server on the storage node.
 
-`python -m harness.testbed.probe serve --host H` answers on a port of its own until standard input ends;
-`python -m harness.testbed.probe measure --host H --port P --seconds S` prints one JSON object. With `--impaired` it
-also measures jitter and loss.
+`python -m harness.testbed.link.measure.probe serve --host H` answers on a port of its own until standard input ends;
+`python -m harness.testbed.link.measure.probe measure --host H --port P --seconds S` prints one JSON object. With
+`--impaired` it also measures jitter and loss.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Self
 
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
-from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.measure.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.measure.packet_train import TrainControl, answer_train, carried_gbit, full_train, loss_train
+from harness.testbed.link.measure.roundtrip import Pinger, percentile, spread
 from harness.testbed.link.namespace import MTU
-from harness.testbed.link.packet_train import TrainControl, answer_train, carried_gbit, full_train, loss_train
-from harness.testbed.link.roundtrip import Pinger, percentile, spread
 from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime
 
 
-MODULE = ["-m", "harness.testbed.probe"]
+MODULE = ["-m", "harness.testbed.link.measure.probe"]
 CONNECT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
 RTT_SHARE = 0.25
@@ -252,7 +252,7 @@ def serve(host: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `serve` or `measure`; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m harness.testbed.probe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m harness.testbed.link.measure.probe", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="answer probes until standard input ends")
     serving.add_argument("--host", required=True, help="address to listen on")

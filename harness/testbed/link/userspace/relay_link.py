@@ -13,10 +13,10 @@ import harness
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import LinkCounters, ShapedLink
-from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.namespace import INTERFACE, inside
-from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
+from harness.testbed.link.userspace.delay_line import Impairment
+from harness.testbed.link.userspace.paths import PathCounters
 from joulefeed.child import Child, ChildError
 
 ANSWER_TIMEOUT_S = 20.0
@@ -48,7 +48,7 @@ class RelayLink(ShapedLink):
         self._rate_gbit: float | None = None
         source_root = str(Path(harness.__file__).parents[1])
         search_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
-        argv = [sys.executable, "-m", "harness.testbed.link.relay", storage_namespace, compute_namespace]
+        argv = [sys.executable, "-m", "harness.testbed.link.userspace.relay", storage_namespace, compute_namespace]
         self._relay = Child(argv, env={**os.environ, "PYTHONPATH": search_path})
         try:
             self._priority = self._answer()["priority"]

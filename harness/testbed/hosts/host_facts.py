@@ -3,7 +3,7 @@
 Each line of standard input is a request as JSON, each line of standard output its answer. It ends at the end of its
 input, or ten minutes after the last request. Where it has claimed the host for a controller it ends one minute after
 the last request, and removes what Ansible's modules left in /tmp since. It keeps to the standard library of Python 3.8:
-`harness.testbed.session` sends it as text.
+`harness.testbed.hosts.session` sends it as text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ORPHAN_S = 5
 PINGS = 60
 FLOW_S = 0.4
 CHUNK = bytes(1 << 18)
-RUNS = "import sys, harness.testbed.remote; print('Python', sys.version.split()[0])"
+RUNS = "import sys, harness.testbed.hosts.supervisor; print('Python', sys.version.split()[0])"
 """What an interpreter must be able to do so that runs can start on its host."""
 
 

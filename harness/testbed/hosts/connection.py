@@ -17,7 +17,7 @@ from typing import IO, Final, cast
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.base import Node
-from harness.testbed.remote import BEAT, SILENCE_S, Order
+from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, Order
 from joulefeed.child import Child, ChildError
 
 CONNECT_S: Final = 10
@@ -27,7 +27,7 @@ END_S: Final = 40.0
 """What the removal of a run may take: it kills processes, and they may hang in a mount."""
 COPY_S: Final = 60.0
 """A copy has failed when no byte of it comes for so long."""
-MODULE: Final = "harness.testbed.remote"
+MODULE: Final = "harness.testbed.hosts.supervisor"
 LOST: Final = 255
 """Exit status of ssh where it is the connection that failed."""
 OPTIONS: Final = (

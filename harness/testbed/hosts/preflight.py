@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from harness.testbed.remote import HOST_STATE
-from harness.testbed.session import OLDEST_PYTHON, START_S, Session, in_parallel
+from harness.testbed.hosts.session import OLDEST_PYTHON, START_S, Session, in_parallel
+from harness.testbed.hosts.supervisor import HOST_STATE
 from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
-    from harness.testbed.inventory import Host, Inventory
+    from harness.testbed.hosts.inventory import Host, Inventory
 
 
 Facts = Mapping[str, Any]
