@@ -76,7 +76,7 @@ def test_an_interface_that_one_host_lacks_and_a_full_disk_are_told_before_anythi
         line = refused("up")
     finally:
         hosts.run("storage1", "rm", "/var/filling")
-    assert line.startswith("error: host storage1: disk: 0 MB free in /tmp: free 100 MB there")
+    assert line.startswith("error: host storage1: disk: 0.0 GB free in /tmp: free 0.1 GB there")
     assert left(hosts, pristine) == {}
 
 

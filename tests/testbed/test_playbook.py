@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from harness.testbed.hosts.playbook import run_playbook
 from tests.hosts.namespaces import namespace_hosts, obstacles
 from tests.hosts.rack import ALLOWED
 from tests.hosts.services import ask_for_daemons, make_shards, read_daemon_health
+from tests.testbed.conftest import Steps
 
 pytestmark = [
     pytest.mark.process,
@@ -28,21 +28,6 @@ pytestmark = [
 ]
 
 HOSTS = ("storage1", "compute1")
-
-
-@dataclass
-class Progress:
-    """What a user would see."""
-
-    notes: list = field(default_factory=list)
-    steps: list = field(default_factory=list)
-
-    def follow(self, what, done, total=None, detail=""):
-        self.steps.append(detail)
-
-    def note(self, text):
-        assert "\n" not in text
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +47,7 @@ def play(hosts, tmp_path, monkeypatch):
             change(described["all"])
         inventory = tmp_path / "hosts.yml"
         inventory.write_text(yaml.safe_dump(described))
-        return run_playbook(name, Inventory.load(inventory), progress or Progress(), **options)
+        return run_playbook(name, Inventory.load(inventory), progress or Steps(), **options)
 
     return run
 
@@ -117,7 +102,7 @@ def ask_for_services(hosts, influxd):
 
 def test_hosts_and_their_services_come_up_once_and_go_down_to_what_they_were(hosts, play, ask_for_services):
     before = {name: hosts.snapshot(name) for name in HOSTS}
-    seen = Progress()
+    seen = Steps()
 
     checked = play("site.yml", change=ask_for_services, check=True)
     assert all(checked.changed[name] for name in HOSTS)
@@ -258,7 +243,7 @@ def test_a_congestion_control_that_is_built_in_needs_no_modules(hosts, play):
 
 
 def test_a_host_that_refuses_is_one_line(play):
-    seen = Progress()
+    seen = Steps()
     with pytest.raises(TestbedError, match=r"^status\.yml: storage1: Look: .*Permission denied.*; log: ") as raised:
         play(
             "status.yml",

@@ -9,260 +9,199 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from importlib.resources import files
 
 import pytest
+import yaml
 
 from harness.errors import TestbedError
+from harness.testbed.doctor import HostFinding, show
 from harness.testbed.hosts.claim import hosts_claimed
+from harness.testbed.hosts.connection import reach
 from harness.testbed.hosts.inventory import Host, Inventory
-from harness.testbed.hosts.preflight import Finding, _clock, examine_hosts, show
-from harness.testbed.hosts.session import ssh_command
+from harness.testbed.hosts.preflight import _clock, examine_hosts
+from harness.testbed.hosts.session import HostSession
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
+from tests.testbed.conftest import Steps
 
 OBSTACLES = obstacles()
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(bool(OBSTACLES), reason="; ".join(OBSTACLES)),
 ]
+STATE = "/var/lib/joulefeed"
+BLOCK = (
+    "import socket, sys; s = socket.socket(); s.bind(('', 2049)); s.listen(); print('up', flush=True); sys.stdin.read()"
+)
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    """One storage and one compute host."""
-    with namespace_hosts() as made:
+    """Three storage hosts and three compute hosts."""
+    with namespace_hosts(storage=3, compute=3) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def inventory(hosts, ansible):
-    return Inventory.load(hosts.inventory)
+def load(hosts, ansible, tmp_path_factory):
+    """Load the inventory of some of the hosts, with variables of theirs changed; None takes a variable away."""
+
+    def made(names=("storage1", "compute1"), changes=None):
+        described = hosts.describe()["all"]
+        described["hosts"] = {name: described["hosts"][name] for name in names}
+        for group in described["children"].values():
+            group["hosts"] = {name: None for name in group["hosts"] if name in names}
+        for name, variables in (changes or {}).items():
+            described["hosts"][name].update(variables)
+        path = tmp_path_factory.mktemp("inventory") / "hosts.yml"
+        path.write_text(yaml.safe_dump({"all": described}))
+        return Inventory.load(path)
+
+    return made
 
 
-def changed(inventory, name, **changes):
-    """Return the inventory with a host's variables changed."""
-    return Inventory(
-        inventory.source,
-        tuple(host.model_copy(update=changes) if host.name == name else host for host in inventory.all),
+@pytest.fixture(scope="module")
+def faults(hosts, load):
+    """Findings of hosts with a fault each, by host and row, from one look at all of them."""
+    known = hosts.known_hosts.with_name("empty")
+    known.write_text("")
+    unknown = " ".join(hosts.ssh_options()).replace(str(hosts.known_hosts), str(known))
+    changes = {
+        "storage1": {"joulefeed_python": "/no/python", "joulefeed_data_interface": "eth9"},
+        "storage2": {"ansible_user": "plain", "joulefeed_data_interface": "lo", "joulefeed_link_socket": "/nowhere"},
+        "storage3": {"ansible_ssh_common_args": unknown},
+        "compute1": {"joulefeed_python": "/opt/joulefeed/venv/bin/python"},
+        "compute3": {"joulefeed_data_address": "10.99.0.1"},
+    }
+    disks = {"compute1": "size=64k", "storage1": "ro", "compute2": "nr_inodes=10"}
+    for name, options in disks.items():
+        hosts.run(name, "sh", "-ec", f"mkdir {STATE}; mount -t tmpfs -o {options} disk {STATE}")
+    hosts.run("compute2", "sh", "-c", "echo 'echo Welcome to compute2' >> /home/tester/.bashrc")
+    hosts.cable("compute2", "data", plugged=False)
+    blocked = subprocess.Popen(
+        [*hosts.enter("storage1"), "python3", "-c", BLOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    try:
+        assert blocked.stdout.readline()
+        inventory = load([machine.name for machine in hosts.machines], changes)
+        found = examine_hosts(inventory, Steps())
+    finally:
+        blocked.communicate(b"")
+        hosts.cable("compute2", "data", plugged=True)
+        hosts.run("compute2", "sed", "-i", "/Welcome/d", "/home/tester/.bashrc")
+        for name in disks:
+            hosts.run(name, "sh", "-ec", f"umount {STATE}; rmdir {STATE}")
+    assert known.read_text() == ""
+    rows = {}
+    for finding in found:
+        rows.setdefault((finding.host, finding.what), []).append(finding)
+    return rows
 
 
-def rows(inventory, host=None):
-    return {(f.host, f.what): f for f in examine_hosts(inventory) if host is None or f.host == host}
+@pytest.mark.parametrize(
+    ("host", "what", "found", "remedy"),
+    [
+        ("storage1", "joulefeed_python", "/no/python", "leave joulefeed_python out"),
+        ("storage1", "data interface", "there is no eth9", "it has data0, mgmt0"),
+        ("storage1", "port", "2049 is taken", "ss -ltnp"),
+        ("storage1", "disk", f"{STATE} is read-only", "mount it for writing"),
+        ("storage2", "sudo", "password is required", "plain ALL=(ALL) NOPASSWD:ALL"),
+        ("storage2", "link", "delay line", "joulefeed_link_socket=/nowhere"),
+        ("storage2", "data address", "is on data0, not on lo", "joulefeed_data_interface to data0"),
+        ("storage3", "reachable", "Host key verification failed", "fingerprint"),
+        ("compute1", "disk", "free in /opt", "free 8.0 GB there"),
+        ("compute1", "disk", f"0.0 GB free in {STATE}", "free 1.0 GB there"),
+        ("compute2", "disk", f"more files have room in {STATE} (inodes)", "remove files there"),
+        ("compute3", "data address", "10.99.0.1 is not an address", "data0 has 10.77.2."),
+        ("compute1 – compute2", "data network", "does not reach", "check routes, cables"),
+    ],
+)
+def test_a_fault_is_told_with_its_host_and_remedy(faults, host, what, found, remedy):
+    failed = [one for one in faults[host, what] if one.verdict == "fail" and found in one.found]
+    assert failed, faults[host, what]
+    assert remedy in failed[0].remedy
+    assert "\n" not in failed[0].found + failed[0].remedy
 
 
-def doctor(*options):
-    argv = [sys.executable, "-m", "harness.testbed", "doctor", *options]
-    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+def test_what_is_good_beside_a_fault_is_told_too(faults):
+    assert [key for key in faults if "storage3" in key[0]] == [("storage3", "reachable")]
+    for name in ("storage1", "storage2", "compute1", "compute2", "compute3"):
+        # A login shell may greet.
+        assert faults[name, "reachable"][0].verdict == "ok"
+        assert faults[name, "system"][0].verdict == "ok"
+    assert faults["compute1 – storage1", "data network"][0].verdict != "fail"
+    # The address of compute3 is not its own, so that no other host is expected to reach it.
+    assert not [names for names, what in faults if what == "data network" and "compute3" in names]
 
 
-def test_good_hosts_pass_and_nothing_on_them_changes(hosts, ansible):
-    names = [machine.name for machine in hosts.machines]
+def test_good_hosts_pass_and_nothing_on_them_changes(hosts, load):
+    inventory = load()
+    names = [host.name for host in inventory.all]
     before = [hosts.snapshot(name) for name in names]
     known = hosts.known_hosts.read_bytes()
-    done = doctor("--inventory", str(hosts.inventory), "--json")
+    done = doctor("--inventory", inventory.source, "--json")
     assert done.returncode == 0, done.stderr + done.stdout
     assert [hosts.snapshot(name) for name in names] == before
     assert hosts.known_hosts.read_bytes() == known
     report = json.loads(done.stdout)
     assert report["verdict"] in ("ok", "warn")
     found = {(row["host"], row["what"]): row for row in report["findings"]}
-    for name in names:
-        for what in (
-            "reachable",
-            "system",
-            "python3",
-            "sudo",
-            "joulefeed_python",
-            "link",
-            "data interface",
-            "data address",
-        ):
-            assert found[name, what]["verdict"] == "ok", found[name, what]
-        assert "from this machine, ±" in found[name, "clock"]["found"]
-        assert (name, "RAPL") in found
+    good = ["reachable", "system", "python3", "sudo", "joulefeed_python", "link", "data interface", "data address"]
+    assert {found[name, what]["verdict"] for name in names for what in good} == {"ok"}
+    assert all("from this machine, ±" in found[name, "clock"]["found"] for name in names)
+    assert all((name, "RAPL") in found for name in names)
     assert found["storage1", "port"]["verdict"] == "ok"
-    (pair,) = (row for (_, what), row in found.items() if what == "data network")
-    assert pair["verdict"] == "ok"
-    assert "Gbit/s" in pair["found"]
+    assert "Gbit/s" in found["compute1 – storage1", "data network"]["found"]
     assert all(row["remedy"] for row in report["findings"] if row["verdict"] != "ok")
 
 
+def doctor(*options):
+    argv = [sys.executable, "-m", "harness.testbed", "doctor", *options]
+    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=240, check=False)
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("name", "changes", "found", "remedy"),
     [
-        ({"data_interface": "eth9"}, "data interface: there is no eth9: correct joulefeed_data_interface; it has"),
-        ({"data_interface": "mgmt0"}, "is on data0, not on mgmt0: correct joulefeed_data_interface to data0"),
-        ({"user": "plain"}, "sudo: sudo: a password is required: let plain run sudo without a password"),
-        ({"port": 9}, "reachable: ssh: connect to host .* check that the host runs"),
-        (
-            {"python": "/no/python"},
-            "joulefeed_python: /no/python: .*(not found|No such file).*: name one that has this",
-        ),
-        ({"python": "/usr/bin/python3"}, "joulefeed_python: .* No module named 'harness'"),
+        ("storage1", {"ansible_port": 9}, "ssh: connect to host", "check that the host runs"),
+        ("storage1", {"ansible_host": "nowhere.invalid"}, "nowhere.invalid", "correct ansible_host"),
+        ("compute1", {"ansible_ssh_private_key_file": "KEY"}, "Permission denied", "ansible_ssh_private_key_file"),
     ],
 )
-def test_a_controller_takes_no_hosts_of_which_one_cannot_work(inventory, changes, expected):
-    wrong = changed(inventory, "storage1", **changes)
-    with pytest.raises(TestbedError, match=rf"^host storage1: .*{expected}") as raised, hosts_claimed(wrong, "up"):
+def test_a_host_that_cannot_be_reached_is_one_line(load, tmp_path, name, changes, found, remedy):
+    if "ansible_ssh_private_key_file" in changes:
+        changes = {"ansible_ssh_private_key_file": str(tmp_path / "key")}
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    inventory = load(changes={name: changes})
+    words = rf"^host {name}: reachable: .*{found}.*: .*{remedy}"
+    with pytest.raises(TestbedError, match=words) as raised, hosts_claimed(inventory, "up", Steps()):
         pass
     assert "\n" not in str(raised.value)
+    # Of hosts that are taken back, those are taken that answer.
+    with hosts_claimed(inventory, "down", Steps(), must_reach=False):
+        pass
 
 
-def test_hosts_belong_to_one_controller_at_a_time_and_a_host_that_is_off_does_not_keep_down(hosts, inventory):
-    with hosts_claimed(inventory, "a run"):
+def test_hosts_belong_to_one_controller_at_a_time_and_are_looked_at_before_anything_changes(load):
+    inventory = load()
+    with hosts_claimed(inventory, "a run", Steps()):
+        words = rf"^host compute1 is in use by .*process {os.getpid()}, a run, since"
         for must_reach in (True, False):
             with (
-                pytest.raises(
-                    TestbedError, match=rf"^host compute1 is in use by .*process {os.getpid()}, a run, since"
-                ),
-                hosts_claimed(inventory, "down", must_reach=must_reach),
+                pytest.raises(TestbedError, match=words),
+                hosts_claimed(inventory, "down", Steps(), must_reach=must_reach),
             ):
                 pass
     twice = inventory.host("storage1").model_copy(update={"name": "again"})
     with (
         pytest.raises(TestbedError, match="host again of the inventory is a machine that has another name"),
-        hosts_claimed(Inventory(inventory.source, (*inventory.all, twice)), "up"),
+        hosts_claimed(Inventory(inventory.source, (*inventory.all, twice)), "up", Steps()),
     ):
         pass
-    with hosts_claimed(changed(inventory, "storage1", port=9), "down", must_reach=False):
+    wrong = load(changes={"storage1": {"joulefeed_data_interface": "mgmt0"}})
+    words = "^host storage1: data address: .* is on data0, not on mgmt0: correct joulefeed_data_interface to data0"
+    with pytest.raises(TestbedError, match=words), hosts_claimed(wrong, "up", Steps()):
         pass
-
-
-def test_a_host_whose_key_is_not_known_is_not_trusted(hosts, inventory, tmp_path):
-    empty = tmp_path / "known_hosts"
-    empty.write_text("")
-    args = inventory.host("storage1").ssh_args.replace(str(hosts.known_hosts), str(empty))
-    found = rows(changed(inventory, "storage1", ssh_args=args))
-    broken = found["storage1", "reachable"]
-    assert broken.verdict == "fail"
-    assert "Host key verification failed" in broken.found
-    assert "fingerprint" in broken.remedy
-    assert empty.read_text() == ""
-    assert [key for key in found if key[0] == "storage1"] == [("storage1", "reachable")]
-    assert found["compute1", "reachable"].verdict == "ok"
-
-
-def test_a_wrong_private_key_is_refused_in_one_line(inventory, tmp_path):
-    key = tmp_path / "key"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    found = rows(changed(inventory, "storage1", identity_file=str(key)), "storage1")
-    broken = found["storage1", "reachable"]
-    assert broken.verdict == "fail"
-    assert "Permission denied" in broken.found
-    assert "ansible_ssh_private_key_file" in broken.remedy
-    assert "\n" not in broken.found + broken.remedy
-
-
-def test_an_unreachable_host_is_one_row_and_the_others_are_looked_at(hosts, inventory):
-    hosts.stop("storage1")
-    try:
-        begin = time.monotonic()
-        found = rows(inventory)
-        assert time.monotonic() - begin < 60
-    finally:
-        hosts.start("storage1")
-    assert [key for key in found if "storage1" in key[0]] == [("storage1", "reachable")]
-    broken = found["storage1", "reachable"]
-    assert broken.verdict == "fail"
-    assert broken.remedy
-    assert found["compute1", "data address"].verdict == "ok"
-
-
-def test_a_name_that_no_server_knows_is_told(inventory):
-    found = rows(changed(inventory, "storage1", address="nowhere.invalid"), "storage1")
-    assert "correct ansible_host" in found["storage1", "reachable"].remedy
-
-
-def test_a_user_without_sudo_is_told_what_to_allow(inventory):
-    found = rows(changed(inventory, "compute1", user="plain"), "compute1")
-    broken = found["compute1", "sudo"]
-    assert broken.verdict == "fail"
-    assert "plain ALL=(ALL) NOPASSWD:ALL" in broken.remedy
-    assert found["compute1", "reachable"].verdict == "ok"
-
-
-def test_a_wrong_interface_is_told_with_those_that_are_there(inventory):
-    found = rows(changed(inventory, "storage1", data_interface="eth9"), "storage1")
-    broken = found["storage1", "data interface"]
-    assert (broken.verdict, broken.found) == ("fail", "there is no eth9")
-    assert "data0" in broken.remedy
-    other = rows(changed(inventory, "storage1", data_interface="lo"), "storage1")
-    assert other["storage1", "data address"].verdict == "fail"
-    assert "to data0" in other["storage1", "data address"].remedy
-
-
-def test_a_wrong_data_address_is_told_with_the_right_one(inventory):
-    right = inventory.host("storage1").data_address
-    found = rows(changed(inventory, "storage1", data_address="10.99.0.1"))
-    broken = found["storage1", "data address"]
-    assert broken.verdict == "fail"
-    assert right in broken.remedy
-    assert not [what for _, what in found if what == "data network"]
-
-
-def test_a_pulled_cable_of_the_data_network_is_told_for_the_pair(hosts, inventory):
-    hosts.cable("storage1", "data", plugged=False)
-    try:
-        found = rows(inventory)
-    finally:
-        hosts.cable("storage1", "data", plugged=True)
-    (pair,) = (row for (_, what), row in found.items() if what == "data network")
-    assert pair.verdict == "fail"
-    assert "does not reach" in pair.found
-
-
-def test_a_delay_line_that_is_not_there_is_told(inventory):
-    found = rows(changed(inventory, "storage1", link_socket="/nowhere"), "storage1")
-    assert found["storage1", "link"].verdict == "fail"
-
-
-def test_a_full_port_and_disk_are_told(hosts, inventory):
-    blocked = subprocess.Popen(
-        [*hosts.enter("storage1"), "python3", "-c", _LISTEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert blocked.stdout.readline()
-        found = rows(changed(inventory, "storage1", python="/opt/joulefeed/venv/bin/python"), "storage1")
-    finally:
-        blocked.communicate(b"")
-    assert (found["storage1", "port"].verdict, found["storage1", "port"].found) == ("fail", "2049 is taken")
-    assert "ss -ltnp" in found["storage1", "port"].remedy
-    # What is installed takes more than the hosts have.
-    (disk,) = (f for f in examine_hosts(changed(inventory, "storage1", python=_INSTALLED)) if "/opt" in f.found)
-    assert disk.verdict == "fail"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ("size=64k", "0 MB free in /var/lib/joulefeed: free 100 MB there"),
-        ("ro", "/var/lib/joulefeed is read-only: mount it for writing"),
-        ("nr_inodes=10", r"\d more files have room in /var/lib/joulefeed \(inodes\): remove files there"),
-    ],
-)
-def test_a_file_system_that_cannot_keep_what_was_before_is_told_and_nothing_is_begun(hosts, inventory, options, words):
-    state = "/var/lib/joulefeed"
-    hosts.run("storage1", "sh", "-ec", f"mkdir {state}; mount -t tmpfs -o {options} disk {state}")
-    try:
-        found = [f for f in examine_hosts(inventory) if f.verdict == "fail"]
-        with pytest.raises(TestbedError, match=f"^host storage1: disk: {words}"), hosts_claimed(inventory, "up"):
-            pass
-    finally:
-        hosts.run("storage1", "sh", "-ec", f"umount {state}; rmdir {state}")
-    assert [(f.host, f.what) for f in found] == [("storage1", "disk")]
-    assert state in found[0].found
-
-
-_INSTALLED = "/opt/joulefeed/venv/bin/python"
-_LISTEN = (
-    "import socket, sys; s = socket.socket(); s.bind(('', 2049)); s.listen(); print('up', flush=True); sys.stdin.read()"
-)
-
-
-_LOCAL = {"ansible_connection": "local", "ansible_host": "127.0.0.1"}
-HERE = Inventory("hosts.yml", (Host.model_validate({"name": "here", "roles": ["storage", "compute"], **_LOCAL}),))
 
 
 @pytest.fixture
@@ -285,29 +224,38 @@ def old_python(tmp_path, monkeypatch):
     return make
 
 
+LOCAL = {"ansible_connection": "local", "ansible_host": "127.0.0.1"}
+HERE = Host.model_validate({"name": "here", "roles": ["storage", "compute"], **LOCAL})
+
+
 def test_the_oldest_python_of_ansible_is_enough(old_python):
     old_python((3, 8, 0))
-    ast.parse((files("harness.testbed.hosts") / "host_facts.py").read_text(), feature_version=(3, 8))
-    found = rows(HERE)
-    assert (found["here", "python3"].verdict, found["here", "python3"].found) == ("ok", "Python 3.8.0")
-    assert found["here", "reachable"].verdict == "ok"
+    ast.parse((files("harness.testbed.hosts") / "bare_host.py").read_text(), feature_version=(3, 8))
+    session = HostSession(HERE)
+    try:
+        assert session.start() is None
+        port = session.ask("listen", address="127.0.0.1")
+        assert 0 < session.ask("reach", address="127.0.0.1", host="127.0.0.1", port=port) < 100
+    finally:
+        session.close()
 
 
-@pytest.mark.parametrize("version", [(3, 6, 9), (3, 7, 3)])
-def test_an_older_python_is_named_and_ssh_is_not_blamed(old_python, version):
-    old_python(version)
-    (found,) = examine_hosts(HERE)
-    assert (found.what, found.verdict) == ("python3", "fail")
-    assert found.found == f"Python {'.'.join(map(str, version))} is too old"
+def test_an_older_python_is_named_and_ssh_is_not_blamed(old_python):
+    old_python((3, 7, 3))
+    (found,) = examine_hosts(Inventory("hosts.yml", (HERE,)), Steps())
+    assert (found.what, found.verdict, found.found) == ("python3", "fail", "Python 3.7.3 is too old")
     assert found.remedy == "Ansible needs Python 3.8 or later there, as python3"
 
 
-def test_this_machine_is_looked_at_without_ssh():
-    found = rows(HERE)
-    assert found["here", "reachable"].found == "this machine"
-    assert found["here", "clock"].found.startswith(("+0.", "-0."))
+def test_this_machine_is_looked_at_without_ssh(tmp_path, ansible):
+    path = tmp_path / "hosts.yml"
+    groups = {role: {"hosts": {"here": None}} for role in ("storage", "compute", "control")}
+    path.write_text(yaml.safe_dump({"all": {"hosts": {"here": LOCAL}, "children": groups}}))
+    found = {finding.what: finding for finding in examine_hosts(Inventory.load(path), Steps())}
+    assert found["reachable"].found == "this machine"
+    assert found["clock"].found.startswith(("+0.", "-0."))
     # One host needs no netem.
-    assert found["here", "netem"].verdict != "fail"
+    assert found["netem"].verdict != "fail"
 
 
 _INTERRUPTED = """
@@ -315,13 +263,13 @@ import sys
 from harness.system.program import run_program
 from harness.testbed.hosts import preflight
 from harness.testbed.hosts.inventory import Inventory
-run_program(lambda: print(preflight.examine_hosts(Inventory.from_json(sys.argv[1]))))
+run_program(lambda: print(preflight.examine_hosts(Inventory.from_json(sys.argv[1]), None)))
 """
 
 
-def test_ctrl_c_ends_it_and_every_ssh_though_a_host_says_nothing(hosts, inventory):
+def test_ctrl_c_ends_it_and_every_ssh_though_a_host_says_nothing(hosts, load):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        slow = changed(inventory, "storage1", address="127.0.0.1", port=silent.getsockname()[1])
+        slow = load(changes={"storage1": {"ansible_host": "127.0.0.1", "ansible_port": silent.getsockname()[1]}})
         doing = subprocess.Popen(
             [sys.executable, "-c", _INTERRUPTED, slow.to_json()],
             cwd=REPO,
@@ -340,40 +288,20 @@ def test_ctrl_c_ends_it_and_every_ssh_though_a_host_says_nothing(hosts, inventor
 
 def test_ssh_asks_nothing_and_believes_no_new_host():
     host = Host.model_validate({"name": "a", "roles": ["compute"], "ansible_host": "10.0.0.1", "ansible_user": "u"})
-    argv = ssh_command(host)
-    assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no"} <= set(argv)
-    assert argv[-2:] == ["--", "10.0.0.1"]
+    argv = reach(host).command(["true"])
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "ControlPath=none"} <= set(argv)
+    assert argv[-3:] == ["--", "10.0.0.1", "true"]
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "fail"), (-2.0, "fail"), (0.1, "warn"), (0.0, "ok")])
-def test_a_clock_that_is_off_is_told(seconds, verdict):
-    class Session:
-        """A host whose clock is off: no namespace has a clock of its own."""
-
-        host = Host.model_validate(
-            {"name": "a", "roles": ["compute"], "ansible_connection": "local", "ansible_host": "127.0.0.1"}
-        )
-
-        def ask(self, request, timeout_s):
-            return {"utc_ns": time.time_ns() + round(seconds * 1e9)}
-
-    found = _clock(Session(), {})
-    assert found.verdict == verdict
-    assert f"{1e3 * seconds:.0f}"[:3].removeprefix("-") in found.found
-    assert bool(found.remedy) == (verdict != "ok")
-
-
-def test_a_greeting_of_the_login_shell_is_passed_over(hosts, inventory):
-    hosts.run("compute1", "sh", "-c", "mkdir -p /home/tester; echo 'echo Welcome to compute1' >> /home/tester/.bashrc")
-    try:
-        found = rows(inventory, "compute1")
-    finally:
-        hosts.run("compute1", "sh", "-c", "sed -i '/Welcome/d' /home/tester/.bashrc")
-    assert found["compute1", "reachable"].verdict == "ok"
+@pytest.mark.parametrize(("offset_ms", "verdict"), [(2000, "fail"), (-2000, "fail"), (100, "warn"), (0, "ok")])
+def test_a_clock_that_is_off_is_told(offset_ms, verdict):
+    found = _clock(HERE, (round(offset_ms * 1e6), 50_000), "")
+    assert (found.verdict, bool(found.remedy)) == (verdict, verdict != "ok")
+    assert f"{offset_ms:+.2f} ms from this machine" in found.found
 
 
 def test_the_table_has_remedies_below_their_rows_and_ends_with_the_counts():
-    found = [Finding("a", "sudo", "root", "ok"), Finding("host", "netem", "not in this kernel", "fail", "install it")]
+    found = [HostFinding("a", "sudo", "root"), HostFinding("host", "netem", "not in this kernel", "fail", "install it")]
     assert show(found).splitlines() == [
         "ok    a     sudo   root",
         "fail  host  netem  not in this kernel",

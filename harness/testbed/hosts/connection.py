@@ -17,7 +17,8 @@ from typing import IO, Final, cast
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.base import Node
-from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, Order
+from harness.testbed.hosts.inventory import Host
+from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, RemoteCommand
 from joulefeed.child import Child, ChildError
 
 CONNECT_S: Final = 10
@@ -33,13 +34,14 @@ LOST: Final = 255
 OPTIONS: Final = (
     *("BatchMode=yes", "StrictHostKeyChecking=yes"),
     *("ServerAliveInterval=5", "ServerAliveCountMax=3", f"ConnectTimeout={CONNECT_S}", "LogLevel=ERROR"),
+    "UpdateHostKeys=no",
 )
 """A host that does not answer for 15 s is lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """How the supervisor of one host is started. A key that site.yml made starts it whatever is asked for."""
+class HostConnection:
+    """How commands of one host are started. A key that site.yml made starts the supervisor whatever is asked for."""
 
     host: str
     """Its name in the inventory."""
@@ -50,9 +52,17 @@ class Connection:
     python: str
     """That host's interpreter that has this package."""
 
+    def command(self, there: Sequence[str], *, is_master: bool = False) -> list[str]:
+        """Return the command that runs `there` on the host; it asks no questions and adds no host key."""
+        if not self.destination:
+            return list(there)
+        mux = (f"ControlMaster={'yes' if is_master else 'no'}", f"ControlPath={self.socket}")
+        options = [part for option in (*OPTIONS, *mux) for part in ("-o", option)]
+        return ["ssh", "-T", *options, *self.destination, shlex.join(there)]
+
     def start(
         self,
-        order: Order,
+        order: RemoteCommand,
         *,
         is_master: bool = False,
         stdout: int | None = subprocess.PIPE,
@@ -64,14 +74,11 @@ class Connection:
         Raises:
             TestbedError: ssh is not installed, or cannot be started.
         """
-        is_here = not self.destination
-        options = [part for option in OPTIONS for part in ("-o", option)]
-        mux = ["-o", f"ControlMaster={'yes' if is_master else 'no'}", "-o", f"ControlPath={self.socket}"]
-        there = [*(() if is_here and os.geteuid() == 0 else ("sudo", "-n")), self.python, "-m", MODULE]
-        argv = there if is_here else ["ssh", "-T", *options, *mux, *self.destination, shlex.join(there)]
+        is_root_here = not self.destination and os.geteuid() == 0
+        there = [*(() if is_root_here else ("sudo", "-n")), self.python, "-m", MODULE]
         try:
             child = Child(
-                argv,
+                self.command(there, is_master=is_master),
                 env=run_environment(order.run_id),
                 stdout=stdout,
                 stderr=stderr,
@@ -86,6 +93,18 @@ class Connection:
         return child
 
 
+def reach(host: Host) -> HostConnection:
+    """Return how the controller reaches a host: as Ansible does, or without SSH where the host is this machine."""
+    # No file of the controller's own, which would stay when it is killed: each session has a connection.
+    socket = Path("none")
+    if host.connection == "local":
+        return HostConnection(host.name, (), socket, host.python)
+    key = ("-i", host.identity_file, "-o", "IdentitiesOnly=yes") if host.identity_file else ()
+    user = ("-l", host.user) if host.user else ()
+    destination = ("-p", str(host.port), *key, *user, *shlex.split(host.ssh_args), "--", host.address)
+    return HostConnection(host.name, destination, socket, host.python)
+
+
 class Lease:
     """A run's record on another host: as long as `beat` is called, and the host can be reached.
 
@@ -93,9 +112,9 @@ class Lease:
         TestbedError: the host cannot be reached, or does not start the supervisor.
     """
 
-    def __init__(self, connection: Connection, run_id: str) -> None:
+    def __init__(self, connection: HostConnection, run_id: str) -> None:
         self.connection = connection
-        order = Order(run_id=run_id, silence_s=SILENCE_S)
+        order = RemoteCommand(run_id=run_id, silence_s=SILENCE_S)
         self._child = connection.start(order, is_master=True, keep_stderr=True)
         self.lost: str | None = None
         """Why the host is lost; None while it is there."""
@@ -146,7 +165,7 @@ class Lease:
 class RemoteNode(Node):
     """A node on another host, which the lead reaches over a connection."""
 
-    connection: Connection = field(kw_only=True)
+    connection: HostConnection = field(kw_only=True)
     there: Path = field(kw_only=True)
     """The run's folder on that host."""
 
@@ -222,9 +241,9 @@ class RemoteNode(Node):
         cwd: Path | None = None,
         stdin: str = "null",
         linger_s: float = 0.0,
-    ) -> Order:
+    ) -> RemoteCommand:
         is_python = argv[0] == sys.executable
-        return Order(
+        return RemoteCommand(
             run_id=self.run_id,
             argv=tuple(argv[1:] if is_python else argv),
             is_python=is_python,

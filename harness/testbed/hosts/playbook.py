@@ -32,6 +32,7 @@ _NO_ANSWER: Final = ("MODULE FAILURE", "Module result deserialization failed")
 _MAX_LOGS: Final = 20
 _POLL_S: Final = 0.5
 """How often time and signals are looked at while a task says nothing."""
+_ASSERT: Final = "ansible.builtin.assert"
 _FAILURES: Final = frozenset({"runner_on_failed", "runner_on_unreachable", "runner_item_on_failed"})
 
 
@@ -46,6 +47,17 @@ class PlaybookProgress(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Assertion:
+    """What a playbook asserts of a host."""
+
+    host: str
+    task: str
+    holds: bool
+    words: tuple[str, ...]
+    """The message's parts, or why it could not be asserted."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlaybookResult:
     """How a playbook ended that failed nowhere."""
 
@@ -55,6 +67,7 @@ class PlaybookResult:
     """Ansible's own output."""
     answers: Mapping[str, Mapping[str, str]]
     """Standard output of each host's commands, by host and task."""
+    assertions: tuple[Assertion, ...] = ()
 
 
 def run_playbook(
@@ -143,7 +156,7 @@ def run_playbook(
         others = len(follower.failures) - 1
         more = f" (and {others} more)" if others > 0 else ""
         raise TestbedError(f"{name}: {first}{more}; log: {log}")
-    return PlaybookResult(dict(stats.get("changed", {})), log, follower.answers)
+    return PlaybookResult(dict(stats.get("changed", {})), log, follower.answers, tuple(follower.assertions))
 
 
 def _new_log(stem: str) -> Path:
@@ -169,30 +182,40 @@ class _Follower:
     progress: PlaybookProgress
     failures: list[str] = field(default_factory=list)
     answers: dict[str, dict[str, str]] = field(default_factory=dict)
+    assertions: list[Assertion] = field(default_factory=list)
     present: str = ""
     done: int = 0
 
     def take(self, event: Mapping[str, Any]) -> bool:
         """Show one event; returns whether ansible-runner keeps it, which its statistics need."""
         kind, data = str(event.get("event", "")), event.get("event_data", {})
-        host, task = data.get("host"), _task(data)
+        host, task, result = data.get("host"), _task(data), data.get("res", {})
+        if kind in ("runner_on_ok", "runner_on_failed") and data.get("task_action") == _ASSERT:
+            self._note_assertions(str(host), task, result, has_failed=kind == "runner_on_failed")
         if kind == "runner_on_start":
             self.present = f"{host}: {task}"
             self.progress.follow(self.name, self.done, detail=self.present)
         elif kind in _FAILURES and not data.get("ignore_errors"):
             # A loop has an event for each item that fails, and one for the task.
-            line = f"{host}: {task}: {_reason(data.get('res', {}))}"
+            line = f"{host}: {task}: {_reason(result)}"
             if kind != "runner_item_on_failed":
                 self.failures.append(line)
                 self.progress.note(f"{self.name}: {line}")
         elif kind == "runner_on_ok":
             self.done += 1
-            result = data.get("res", {})
             if result.get("changed"):
                 self.progress.note(f"{self.name}: {host}: {task}: changed")
             if isinstance(result.get("stdout"), str):
                 self.answers.setdefault(str(host), {})[str(data.get("task"))] = result["stdout"]
         return True
+
+    def _note_assertions(self, host: str, task: str, result: Mapping[str, Any], *, has_failed: bool) -> None:
+        for one in result.get("results", [{**result, "failed": has_failed}]):
+            words, holds = one.get("msg"), not one.get("failed")
+            if isinstance(words, list):
+                self.assertions.append(Assertion(host, task, holds, tuple(map(str, words))))
+            elif not holds:
+                self.assertions.append(Assertion(host, task, holds, (_reason(one),)))
 
 
 def _task(data: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """The supervisor of a run's processes on another host: `python -m harness.testbed.hosts.supervisor`.
 
-It is all that the lead's key may start there. The first line of its standard input is an Order in JSON.
+It is all that the lead's key may start there. The first line of its standard input is an RemoteCommand in JSON.
 
 A command gets the rest of standard input; at the end of it, it is ended as `Child.stop` ends a child. With `silence_s`
 the rest is heartbeats, a line each: the command is ended when they end, or stay away for so long, or say "stop".
@@ -48,7 +48,7 @@ _HANG_UP: Final = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RemoteCommand:
     """What a supervisor does for a run."""
 
     run_id: str
@@ -82,7 +82,7 @@ def main() -> int:
         signal.signal(number, _end)
     line = _first_line()
     try:
-        order = Order(**json.loads(line))
+        order = RemoteCommand(**json.loads(line))
     except (ValueError, TypeError) as error:
         print(f"joulefeed: expected an order as one line of JSON, got {line[:100]!r} ({error})", file=sys.stderr)
         return _WRONG
@@ -105,7 +105,7 @@ def _first_line() -> bytes:
     return line
 
 
-def _lease(order: Order) -> int:
+def _lease(order: RemoteCommand) -> int:
     """Keep the record of a run on this host while heartbeats come, then remove all that the run has here."""
     from harness.testbed.lifetime import Lifetime
 
@@ -124,7 +124,7 @@ def _lease(order: Order) -> int:
     return 0
 
 
-def _command(order: Order) -> int:
+def _command(order: RemoteCommand) -> int:
     environment = run_environment(order.run_id) | dict(order.env)
     folder = RunNames(order.run_id, state_root()).folder
     if folder.is_dir():

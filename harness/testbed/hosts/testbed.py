@@ -17,7 +17,7 @@ from harness.errors import ConfigError, MountError, TestbedError
 from harness.system.procfs import sum_disks
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches, drop_caches
-from harness.testbed.hosts.connection import Connection, Lease, RemoteNode
+from harness.testbed.hosts.connection import HostConnection, Lease, RemoteNode
 from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import LinkKind
@@ -284,9 +284,9 @@ class HostsTestbed(Testbed):
             self._mounts[pair] = made
         return self._mounts[pair]
 
-    def _connection(self, host: Host) -> Connection:
+    def _connection(self, host: Host) -> HostConnection:
         socket = self._lifetime.names.folder / f"ssh-{len(self._leases)}"
-        return Connection(host.name, ("-F", str(self._ssh_config), host.name), socket, host.python)
+        return HostConnection(host.name, ("-F", str(self._ssh_config), host.name), socket, host.python)
 
     def _open_link(self, kind: LinkKind) -> Link:
         socket = self._lead.link_socket

@@ -47,7 +47,7 @@ class PathCounters:
 
 
 @dataclass(slots=True)
-class _Connection:
+class _TcpFlow:
     path: int
     lines: tuple[DelayLine, DelayLine]
     is_active: bool = True
@@ -66,7 +66,7 @@ class Paths:
     impairments: Sequence[Impairment]
     lines: tuple[tuple[DelayLine, DelayLine], ...] = field(init=False)
     """By path, then by direction."""
-    _known: tuple[dict[bytes, _Connection], dict[bytes, _Connection]] = field(default_factory=lambda: ({}, {}))
+    _known: tuple[dict[bytes, _TcpFlow], dict[bytes, _TcpFlow]] = field(default_factory=lambda: ({}, {}))
     """By direction; the ends of a connection are in the order in which a packet of that direction has them."""
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ class Paths:
         connection.is_active = True
         connection.lines[direction].accept(packet, now_ns)
 
-    def _add(self, direction: int, ends: bytes) -> _Connection:
+    def _add(self, direction: int, ends: bytes) -> _TcpFlow:
         path = len(self._known[0]) % len(self.lines)
-        connection = _Connection(path, self.lines[path])
+        connection = _TcpFlow(path, self.lines[path])
         self._known[direction][ends] = connection
         self._known[1 - direction][ends[4:8] + ends[:4] + ends[10:] + ends[8:10]] = connection
         return connection
