@@ -10,7 +10,8 @@ import uuid
 import pytest
 
 from harness.system.process import processes_of_run
-from harness.testbed.hosts.supervisor import BEAT, STOP, Command
+from harness.testbed.hosts.supervisor import BEAT, STOP
+from harness.testbed.hosts.supervisor import RemoteCommand as Command
 from harness.testbed.state import RunNames, state_root
 from joulefeed.child import Child, ChildError
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from io import BufferedRWPair
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from joulefeed.calls import Answers, CallError, SocketChannel, call
 
 IP_UDP_BYTES: Final = 20 + 8
 """IPv4 and UDP headers (RFC 791, RFC 768)."""
@@ -139,23 +140,19 @@ def full_train(rate_gbit: float, jitter_ms: float) -> Train:
 
 
 def answer_train(connection: socket.socket) -> None:
-    """Send or count the train that the other side of the connection asks for, and close the connection."""
+    """Send or count the trains that the other side of the connection asks for, until it closes the connection."""
     # The side that asked sees a connection that breaks, and reports it.
-    with contextlib.suppress(OSError), connection, connection.makefile("rwb") as lines:
+    with contextlib.suppress(OSError, EOFError), connection, TrainCounter(connection.getsockname()[0]) as counter:
         connection.settimeout(ANSWER_TIMEOUT_S)
-        asked = json.loads(lines.readline() or b"{}")
-        if asked.get("do") == "send":
-            _say(lines, sent=send_train(connection.getpeername()[0], asked["port"], Train(**asked["train"])))
-        elif asked.get("do") == "count":
-            with TrainCounter(connection.getsockname()[0]) as counter:
-                _say(lines, port=counter.port)
-                if line := lines.readline():
-                    _say(lines, counted=counter.settle(**json.loads(line)))
-
-
-def _say(lines: BufferedRWPair, **values: object) -> None:
-    lines.write(json.dumps(values).encode() + b"\n")
-    lines.flush()
+        handlers: dict[str, Callable[..., int]] = {
+            "send": lambda port, train: send_train(connection.getpeername()[0], port, Train(**train)),
+            "port": lambda: counter.port,
+            "settle": counter.settle,
+        }
+        answers = Answers(handlers, write=lambda line: connection.sendall(line.encode()))
+        channel = SocketChannel(connection)
+        while (line := channel.read_line(ANSWER_TIMEOUT_S)) is not None:
+            answers.answer(line)
 
 
 class TrainControl:
@@ -166,30 +163,21 @@ class TrainControl:
 
     def lost_here(self, train: Train, quiet_s: float) -> tuple[int, int]:
         """Return (sent, lost) of a train from the other side to this one."""
-        with (
-            self._connect() as connection,
-            connection.makefile("rwb") as lines,
-            TrainCounter(connection.getsockname()[0]) as counter,
-        ):
-            sent = int(self._ask(lines, do="send", port=counter.port, train=asdict(train))["sent"])
+        with self._connect() as connection, TrainCounter(connection.getsockname()[0]) as counter:
+            sent = self._ask(connection, "send", port=counter.port, train=asdict(train))
             return sent, sent - counter.settle(sent, quiet_s)
 
     def lost_there(self, train: Train, quiet_s: float) -> tuple[int, int]:
         """Return (sent, lost) of a train from this side to the other one."""
-        with self._connect() as connection, connection.makefile("rwb") as lines:
-            port = int(self._ask(lines, do="count")["port"])
-            sent = send_train(self._host, port, train)
-            return sent, sent - int(self._ask(lines, sent=sent, quiet_s=quiet_s)["counted"])
+        with self._connect() as connection:
+            sent = send_train(self._host, self._ask(connection, "port"), train)
+            return sent, sent - self._ask(connection, "settle", sent=sent, quiet_s=quiet_s)
 
     def arrivals(self, train: Train, quiet_s: float) -> list[tuple[int, int]]:
         """Return (monotonic ns, packets so far) every 2 ms of a train from the other side to this one."""
-        with (
-            self._connect() as connection,
-            connection.makefile("rwb") as lines,
-            TrainCounter(connection.getsockname()[0]) as counter,
-        ):
-            samples = [(time.monotonic_ns(), 0)]
-            over = threading.Event()
+        samples = [(time.monotonic_ns(), 0)]
+        over = threading.Event()
+        with self._connect() as connection, TrainCounter(connection.getsockname()[0]) as counter:
 
             def sample() -> None:
                 while not over.wait(SAMPLE_S):
@@ -198,25 +186,24 @@ class TrainControl:
             sampling = threading.Thread(target=sample, name="train-arrivals")
             sampling.start()
             try:
-                self._ask(lines, do="send", port=counter.port, train=asdict(train))
+                self._ask(connection, "send", port=counter.port, train=asdict(train))
                 seen = -1
-                while seen != (seen := samples[-1][1]):
+                while samples[-1][1] != seen:
+                    seen = samples[-1][1]
                     time.sleep(quiet_s)
             finally:
                 over.set()
                 sampling.join()
-            return samples
+        return samples
 
     def _connect(self) -> socket.socket:
         return socket.create_connection((self._host, self._port), timeout=self._timeout_s)
 
-    def _ask(self, lines: BufferedRWPair, **values: object) -> dict[str, int]:
-        _say(lines, **values)
-        line = lines.readline()
-        if not line:
-            raise ConnectionError(f"the train's server on {self._host}:{self._port} closed the connection")
-        answer: dict[str, int] = json.loads(line)
-        return answer
+    def _ask(self, connection: socket.socket, do: str, **arguments: Any) -> int:
+        try:
+            return int(call(SocketChannel(connection), do, timeout_s=self._timeout_s, **arguments))
+        except (CallError, EOFError) as error:
+            raise ConnectionError(f"the train's server on {self._host}:{self._port} {error}") from error
 
 
 def carried_gbit(arrivals: list[tuple[int, int]], packet_bytes: int) -> float | None:

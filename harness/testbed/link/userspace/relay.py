@@ -1,12 +1,11 @@
 """The user-space delay line as a process: `python -m harness.testbed.link.userspace.relay STORAGE_NS COMPUTE_NS`.
 
-It makes a TUN device in each namespace and carries packets between them. Each line on standard input is a
-JSON command, each line on standard output its JSON answer; the end of standard input ends the process.
+It makes a TUN device in each namespace and carries packets between them. It answers calls on standard input and output
+(`joulefeed.calls`); the end of standard input ends the process.
 
-    {"do": "set", "directions": [{...}, {...}], "paths": [...]}
-        fields of Impairment, storage to compute first; of each path both directions at once -> {"ok": true}
-    {"do": "counters"}
-        -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0, "pause_s": 0.0, "paths": [{...}]}
+    set(directions, paths)    fields of Impairment, storage to compute first; of each path both directions at once
+    counters()                -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0, "pause_s": 0.0,
+                                  "paths": [{...}]}
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from harness.testbed.link.namespace import INTERFACE, enter
 from harness.testbed.link.userspace.delay_line import DelayLine, Impairment
 from harness.testbed.link.userspace.paths import Paths
 from harness.testbed.link.userspace.tun import READ_BYTES, open_tun
+from joulefeed.calls import Answers
 from joulefeed.scheduling import exact_timers, raise_priority
 
 READS_PER_TURN = 32
@@ -48,7 +48,9 @@ class Relay:
         self._ends = ((storage_fd, compute_fd), (compute_fd, storage_fd))
         self._use(())
         self._command_fd = command_fd
-        self._answer_fd = answer_fd
+        self._answers = Answers(
+            {"set": self._set, "counters": self._counters}, write=lambda line: os.write(answer_fd, line.encode())
+        )
         self._pending = b""
         self._write_drops = 0
         self._pause_ns = 0
@@ -117,41 +119,38 @@ class Relay:
         return min(IDLE_S, max(0, left_ns - early_ns) / 1e9)
 
     def _obey(self) -> bool:
-        """Read and answer commands; False when there will be no more."""
+        """Read and answer calls; False when there will be no more."""
         chunk = os.read(self._command_fd, 65536)
         if not chunk:
             return False
         *lines, self._pending = (self._pending + chunk).split(b"\n")
-        for line in lines:
-            answer = json.dumps(self._answer(json.loads(line))) + "\n"
-            try:
-                os.write(self._answer_fd, answer.encode())
-            except BrokenPipeError:
-                return False
+        try:
+            for line in lines:
+                self._answers.answer(line)
+        except BrokenPipeError:
+            return False
         return True
 
-    def _answer(self, command: dict[str, Any]) -> dict[str, object]:
-        if command["do"] == "set":
-            for line, fields in zip(self._links, command["directions"], strict=True):
-                line.configure(Impairment(**fields))
-            if self._paths is not None:
-                self._paths.dissolve()
-            self._use([Impairment(**fields) for fields in command["paths"]])
-            return {"ok": True}
-        if command["do"] == "counters":
-            pause_ns, self._pause_ns = self._pause_ns, 0
-            return {
-                # A path that is too slow for its connections drops packets as it is asked to.
-                "drops": sum(line.drops for line in self._links) + self._write_drops,
-                "lost": sum(line.lost for line in self._lines),
-                "packets": sum(line.packets for line in self._lines),
-                "bytes": sum(line.bytes for line in self._lines),
-                "cpu_s": time.process_time(),
-                # The longest turn of the loop beyond what it meant to sleep, since it was last asked.
-                "pause_s": pause_ns / 1e9,
-                "paths": [] if self._paths is None else [asdict(path) for path in self._paths.counters()],
-            }
-        return {"error": f"unknown command {command['do']!r}; expected set or counters"}
+    def _set(self, directions: Sequence[dict[str, Any]], paths: Sequence[dict[str, Any]]) -> None:
+        for line, fields in zip(self._links, directions, strict=True):
+            line.configure(Impairment(**fields))
+        if self._paths is not None:
+            self._paths.dissolve()
+        self._use([Impairment(**fields) for fields in paths])
+
+    def _counters(self) -> dict[str, object]:
+        pause_ns, self._pause_ns = self._pause_ns, 0
+        return {
+            # A path that is too slow for its connections drops packets as it is asked to.
+            "drops": sum(line.drops for line in self._links) + self._write_drops,
+            "lost": sum(line.lost for line in self._lines),
+            "packets": sum(line.packets for line in self._lines),
+            "bytes": sum(line.bytes for line in self._lines),
+            "cpu_s": time.process_time(),
+            # The longest turn of the loop beyond what it meant to sleep, since it was last asked.
+            "pause_s": pause_ns / 1e9,
+            "paths": [] if self._paths is None else [asdict(path) for path in self._paths.counters()],
+        }
 
 
 def main(argv: list[str]) -> int:
@@ -163,7 +162,7 @@ def main(argv: list[str]) -> int:
         enter(compute_namespace)
         compute_fd = open_tun(INTERFACE)
     except TestbedError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        print(error, file=sys.stderr)
         return error.exit_status
     # Packets and their times have no reference cycles: a collection would only pause the line.
     gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from harness.testbed.link.namespace import INTERFACE, inside
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
 from harness.testbed.link.userspace.delay_line import Impairment
 from harness.testbed.link.userspace.paths import PathCounters
+from joulefeed.calls import CallError, call
 from joulefeed.child import Child, ChildError
 
 ANSWER_TIMEOUT_S = 20.0
@@ -49,9 +49,12 @@ class RelayLink(ShapedLink):
         source_root = str(Path(harness.__file__).parents[1])
         search_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
         argv = [sys.executable, "-m", "harness.testbed.link.userspace.relay", storage_namespace, compute_namespace]
-        self._relay = Child(argv, env={**os.environ, "PYTHONPATH": search_path})
+        self._relay = Child(argv, env={**os.environ, "PYTHONPATH": search_path}, keep_stderr=True)
         try:
-            self._priority = self._answer()["priority"]
+            try:
+                self._priority = self._relay.ready(ANSWER_TIMEOUT_S)["priority"]
+            except ChildError as error:
+                raise self._gone(error) from error
             self._bring_up()
             self._measure_floor()
         except BaseException:
@@ -93,7 +96,7 @@ class RelayLink(ShapedLink):
             )
             for path in regime.paths
         ]
-        self._ask({"do": "set", "directions": [asdict(impairment)] * 2, "paths": [asdict(path) for path in paths]})
+        self._ask("set", directions=[asdict(impairment)] * 2, paths=[asdict(path) for path in paths])
 
     def counters(self) -> LinkCounters:
         """Read the cumulative counters: the relay's, and the drops before it in qdisc and device.
@@ -101,7 +104,7 @@ class RelayLink(ShapedLink):
         Raises:
             TestbedError: the relay is gone.
         """
-        relayed = self._ask({"do": "counters"})
+        relayed = self._ask("counters")
         before_relay = sum(
             qdisc_counts(each, self._cap_interface).drops + _device_drops(each) for each in self._namespaces
         )
@@ -123,26 +126,13 @@ class RelayLink(ShapedLink):
         # The end of the relay's descriptors removes both devices.
         self._relay.stop()
 
-    def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+    def _ask(self, do: str, **arguments: Any) -> Any:
         if self._closed:
             raise TestbedError("the link is closed")
         try:
-            self._relay.send(json.dumps(command).encode() + b"\n")
-        except ChildError as error:
+            return call(self._relay, do, timeout_s=ANSWER_TIMEOUT_S, **arguments)
+        except (CallError, ChildError) as error:
             raise self._gone(error) from error
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        try:
-            line = self._relay.read_line(ANSWER_TIMEOUT_S)
-        except ChildError as error:
-            raise self._gone(error) from error
-        if line is None:
-            raise self._gone(f"does not answer within {ANSWER_TIMEOUT_S:g} s")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise TestbedError(str(answer["error"]))
-        return answer
 
     def _gone(self, how: object) -> TestbedError:
         return TestbedError(f"the link's relay (pid {self._relay.pid}) {how}; nothing passes between the nodes")
