@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
-from harness.testbed.link.measure.probe import ProbeServer, loaded_probe, probe, rtt_probe
+from harness.testbed.link.measure.probe import MODULE, ProbeServer, probe, rtt_probe
 
 RTT_ASKED_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 RATE_ASKED_GBIT = (1.0, 5.0)
@@ -29,6 +30,7 @@ LOADED_ASKED_MS = (10.0, 30.0)
 RTT_TOLERANCE_MS, RTT_TOLERANCE = 0.1, 0.03
 RATE_TOLERANCE = 0.05
 LOADED_FACTOR = 1.6
+START_S = 0.5
 IDLE_RATE_GBIT = 5.0
 
 
@@ -58,8 +60,16 @@ class Bench:
         return probe(self.run, STORAGE_ADDRESS, self.server.port, regime)
 
     def loaded(self, regime: Regime) -> ProbeResult:
-        """Measure the round trip while flows saturate the link."""
-        return loaded_probe(self.run, STORAGE_ADDRESS, self.server.port, regime, seconds=1.0)
+        """Measure the round trip while a few flows saturate the link, once they have ramped up."""
+        seconds = 0.5 + 10 * regime.rtt_ms / 1e3
+        argv = [sys.executable, *MODULE, "measure", "--host", STORAGE_ADDRESS, "--port", str(self.server.port)]
+        argv += ["--seconds", f"{4 * seconds:.3f}", "--flows", "4"]
+        with subprocess.Popen(["nsenter", f"--net={self.compute}", "--", *argv], stdout=subprocess.DEVNULL) as flows:
+            # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
+            time.sleep(START_S + 2 * seconds)
+            found = rtt_probe(self.run, STORAGE_ADDRESS, self.server.port, seconds=seconds)
+            assert flows.poll() is None
+        return found
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from typing import Literal
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import children_marked
-from harness.testbed.base import Mount, Node, ProbeResult, Testbed
+from harness.testbed.base import Mount, Node, ProbeResult, Testbed, missing_tools
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
@@ -37,9 +36,7 @@ TOOLS = {
 
 def netns_obstacles() -> list[str]:
     """Return what keeps this process from opening a testbed with a link, each with its remedy."""
-    missing = {package: tool for tool, package in TOOLS.items() if shutil.which(tool) is None}
-    found = [f"{tool} is not installed: apt-get install {package}" for package, tool in missing.items()]
-    found += namespace_obstacles()
+    found = [*missing_tools(TOOLS), *namespace_obstacles()]
     if nfs_obstacles():
         found += sshfs_obstacles()
     return found

@@ -10,7 +10,7 @@ import pytest
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
-from harness.testbed.link.measure.probe import ProbeServer, loaded_probe, probe, rtt_probe
+from harness.testbed.link.measure.probe import ProbeServer, probe, rtt_probe
 
 pytestmark = pytest.mark.process
 
@@ -55,13 +55,6 @@ def test_a_probe_tells_round_trip_and_rate(server):
 @needs_ping
 def test_a_round_trip_probe_leaves_the_rate_out(server):
     assert rtt_probe(run_here, LOOPBACK, server.port, seconds=0.05).rate_gbit is None
-
-
-@needs_ping
-def test_a_loaded_probe_times_round_trips_while_data_flows(server):
-    result = loaded_probe(run_here, LOOPBACK, server.port, NEAR)
-    assert result.rtt_samples > 1
-    assert result.rate_gbit > 0
 
 
 def test_a_local_regime_is_refused(server):

@@ -154,12 +154,6 @@ class HostsTestbed(Testbed):
         if lost := [f"host {name} is lost: {why}" for name, lease in self._leases.items() if (why := lease.look())]:
             raise HostLostError("; ".join(lost))
 
-    def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
-        """Give the link the regime's delay and rate; a local regime leaves it alone."""
-        if not regime.is_local:
-            assert self.link is not None
-            self.link.set(regime, recalibrate=recalibrate)
-
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's rate to the first storage node, and the round trips to each from each compute node.
 

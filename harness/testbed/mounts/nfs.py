@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.errors import MountError, TestbedError
 from harness.system.procfs import kernel_threads
-from harness.testbed.base import Node
+from harness.testbed.base import Node, admin_path, missing_tools
 from harness.testbed.mounts.table import detach, is_mounted, mounted_on
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import ChildError
@@ -84,9 +84,7 @@ def nfs_obstacles() -> list[str]:
         "rpc.mountd": "nfs-kernel-server",
         "exportfs": "nfs-kernel-server",
     }
-    for tool, package in packages.items():
-        if _tool(tool) is None:
-            found.append(f"{tool} is not installed: apt-get install {package}")
+    found += missing_tools(packages, admin_path())
     if os.geteuid() != 0 or outer_identity()[0] != 0:
         found.append("kernel NFS needs root outside any user namespace")
     return found
@@ -135,7 +133,7 @@ class NfsMounter:
     def _server(self, root: Path) -> Iterator[None]:
         arguments = [str(root), str(self._exported), self._compute.address, self._storage.address, str(THREADS)]
         argv = ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments]
-        environment = {**os.environ, "PATH": _search_path()}
+        environment = {**os.environ, "PATH": admin_path()}
         with self._storage.start(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
             try:
                 lines: list[str] = []
@@ -185,7 +183,11 @@ class ExportMounter:
 
 def export_obstacles(storage: Node, compute: Node) -> list[str]:
     """Return why a host cannot mount what the NFS server of another host exports; empty when it can."""
-    found = _far_client_obstacles(compute) if compute.is_remote else _client_obstacles()
+    found = []
+    try:
+        compute.run(["sh", "-c", _HAS_CLIENT])
+    except TestbedError as error:
+        found.append(str(error))
     try:
         running = storage.run(["cat", "/proc/fs/nfsd/threads"]).strip() not in ("", "0")
     except TestbedError:
@@ -193,25 +195,9 @@ def export_obstacles(storage: Node, compute: Node) -> list[str]:
     return found if running else [*found, f"host {storage.host} runs no kernel NFS server"]
 
 
-def _far_client_obstacles(compute: Node) -> list[str]:
-    try:
-        compute.run(["sh", "-c", _HAS_CLIENT])
-    except TestbedError as error:
-        return [str(error)]
-    return []
-
-
-def _client_obstacles() -> list[str]:
-    file_system, module, _ = KERNEL_PARTS[0]
-    found = (
-        [] if _kernel_has(file_system) or _modprobe(module) else [f"this kernel has no NFS client (module {module})"]
-    )
-    return found if _tool("mount.nfs4") else [*found, "mount.nfs4 is not installed: apt-get install nfs-common"]
-
-
 @contextmanager
 def _mounted(compute: Node, source: str, root: Path, point: Path, regime: Regime) -> Iterator[None]:
-    argv = [_tool("mount.nfs4") or "mount.nfs4", source, str(point), "-o", OPTIONS]
+    argv = [shutil.which("mount.nfs4", path=admin_path()) or "mount.nfs4", source, str(point), "-o", OPTIONS]
     timeout_s = MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3
     if compute.is_remote:
         with mounted_on(compute, ["mount.nfs4", *argv[1:]], point, timeout_s):
@@ -247,11 +233,3 @@ def _modprobe(module: str, *options: str) -> bool:
 
 def _kernel_has(file_system: str) -> bool:
     return file_system in FILE_SYSTEMS.read_text().split()
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path=_search_path())
-
-
-def _search_path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Final, Literal
 
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.testbed.base import Node
+from harness.testbed.base import Node, admin_path, missing_tools
 from harness.testbed.mounts.table import detach, is_mounted, mounted_on, wait_mounted
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import GRACE_S, Child, ChildError
@@ -44,13 +43,9 @@ makes the empty directory without which sshd does not start, as distributions do
 
 def sshfs_obstacles() -> list[str]:
     """Return what this machine lacks for the mount, each with its remedy; empty when nothing is missing."""
-    found = []
-    packages = {"sshfs": "sshfs", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
-    for tool, package in packages.items():
-        if shutil.which(tool) is None:
-            found.append(f"{tool} is not installed: apt-get install {package}")
-    if _sshd() is None:
-        found.append("sshd is not installed: apt-get install openssh-server (it need not run as a service)")
+    tools = {"sshfs": "sshfs", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+    # It need not run as a service.
+    found = missing_tools(tools) + missing_tools({"sshd": "openssh-server"}, admin_path())
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -232,10 +227,6 @@ def own_folder(node: Node, folder: Path) -> Path:
 
 def _options(options: Mapping[str, str | None]) -> str:
     return ",".join(key if value is None else f"{key}={value}" for key, value in options.items())
-
-
-def _sshd() -> str | None:
-    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
 def _write(node: Node, path: Path, text: str) -> None:

@@ -17,7 +17,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -41,7 +40,6 @@ CONNECT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
 RTT_SHARE = 0.25
 """Share of the time that goes to round trips; the rest goes to the rate."""
-LOADED_FLOWS = 4
 PINGS_MIN, PINGS_MAX, PINGS_S = 30, 120, 3.0
 PING_SPACING_MS = 10.0
 PING_JITTERS = 5
@@ -130,23 +128,6 @@ def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, 
     return _measure(run_in_compute, host, port, ["--rtt-only", "--seconds", f"{seconds:.3f}"])
 
 
-def loaded_probe(
-    run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime, seconds: float = 2.0
-) -> ProbeResult:
-    """Measure the round trip while a few flows saturate the link, once they have ramped up.
-
-    Raises:
-        TestbedError: no answer, or one that cannot be read.
-    """
-    total_s = seconds + 20 * regime.rtt_ms / 1e3
-    return _measure(
-        run_in_compute,
-        host,
-        port,
-        ["--loaded", "--seconds", f"{total_s:.3f}", "--flows", str(LOADED_FLOWS)],
-    )
-
-
 def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, options: Sequence[str]) -> ProbeResult:
     output = run_in_compute([sys.executable, *MODULE, "measure", "--host", host, "--port", str(port), *options])
     try:
@@ -155,8 +136,8 @@ def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, o
         raise TestbedError(f"probe of {host}:{port}: expected one JSON object, got {output[:200]!r}") from error
 
 
-def measure(host: str, port: int, *, seconds: float, flows: int, loaded: bool) -> ProbeResult:
-    """Measure from this process; `flows` 0 leaves the rate out, `loaded` times round trips under load.
+def measure(host: str, port: int, *, seconds: float, flows: int) -> ProbeResult:
+    """Measure from this process; `flows` 0 leaves the rate out.
 
     Raises:
         OSError: the server cannot be reached, or stops answering.
@@ -171,20 +152,12 @@ def measure(host: str, port: int, *, seconds: float, flows: int, loaded: bool) -
         for connection in connections:
             connection.setblocking(False)
             connection.connect_ex((host, port))
-        trips = pinger.ping(0.0 if loaded else RTT_SHARE * seconds)
+        trips = pinger.ping(RTT_SHARE * seconds)
         for connection in connections:
             _finish_connecting(connection)
         segment_bytes = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         meter = FlowMeter(connections)
-        if loaded:
-            # Slow start has the first half: what stands in the queue then is not what stands there later.
-            meter.drain(seconds / 2)
-            draining = threading.Thread(target=meter.drain, args=(seconds / 2,))
-            draining.start()
-            trips = pinger.ping(0.9 * seconds / 2)
-            draining.join()
-        else:
-            meter.drain((1 - RTT_SHARE) * seconds)
+        meter.drain((1 - RTT_SHARE) * seconds)
         goodput_gbit = meter.goodput_gbit()
         return _result(trips, None if goodput_gbit is None else link_gbit(goodput_gbit, segment_bytes))
 
@@ -265,7 +238,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     measuring.add_argument(
         "--impaired", type=json.loads, help="the link's rtt_ms, rate_gbit, jitter_ms, loss_pct (JSON)"
     )
-    measuring.add_argument("--loaded", action="store_true", help="time round trips while the flows saturate")
     options = parser.parse_args(argv)
     # The link is measured and not how long this process waits for a CPU.
     with contextlib.suppress(OSError):
@@ -278,9 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = measure_impaired(options.host, options.port, **options.impaired)
             else:
                 flows = 0 if options.rtt_only else options.flows
-                result = measure(
-                    options.host, options.port, seconds=options.seconds, flows=flows, loaded=options.loaded
-                )
+                result = measure(options.host, options.port, seconds=options.seconds, flows=flows)
             print(json.dumps(asdict(result)))
     except OSError as error:
         where = f"{options.host}:{options.port}" if options.command == "measure" else options.host

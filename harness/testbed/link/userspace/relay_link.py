@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import harness
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import LinkCounters, ShapedLink
@@ -46,10 +44,8 @@ class RelayLink(ShapedLink):
         self._cap_interface = cap_interface
         self._kernel_caps = kernel_has(storage_namespace, "tbf", *TBF_PROBE)
         self._rate_gbit: float | None = None
-        source_root = str(Path(harness.__file__).parents[1])
-        search_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
         argv = [sys.executable, "-m", "harness.testbed.link.userspace.relay", storage_namespace, compute_namespace]
-        self._relay = Child(argv, env={**os.environ, "PYTHONPATH": search_path}, keep_stderr=True)
+        self._relay = Child(argv, keep_stderr=True)
         try:
             try:
                 self._priority = self._relay.ready(ANSWER_TIMEOUT_S)["priority"]
