@@ -168,6 +168,7 @@ def assert_services(hosts, told):
         assert "energymon run" in hosts.run(name, "ps", "-e", "-o", "args")
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_task_and_one_that_refuses_leave_is_taken_back(hosts, play):
     before = {name: hosts.snapshot(name) for name in HOSTS}
 
@@ -203,6 +204,7 @@ def full_disk(hosts):
     hosts.run("storage1", "sh", "-ec", f"umount {state}; rmdir {state}")
 
 
+@pytest.mark.slow
 def test_values_that_cannot_be_noted_are_not_changed(hosts, play, full_disk):
     before = {name: hosts.snapshot(name) for name in HOSTS}
     with pytest.raises(TestbedError, match=r"storage1: sysctl: Note the previous values.*I/O error"):
@@ -214,6 +216,7 @@ def test_values_that_cannot_be_noted_are_not_changed(hosts, play, full_disk):
     assert_as_before(hosts, before)
 
 
+@pytest.mark.slow
 def test_down_names_what_it_cannot_take_back(hosts, play):
     before = {name: hosts.snapshot(name) for name in HOSTS}
     ours, note = "/etc/sysctl.d/90-joulefeed.conf", "/var/lib/joulefeed/before/sysctl.conf"
@@ -232,6 +235,7 @@ def test_down_names_what_it_cannot_take_back(hosts, play):
     assert_as_before(hosts, before)
 
 
+@pytest.mark.slow
 def test_a_congestion_control_that_is_built_in_needs_no_modules(hosts, play):
     if "bbr" not in ALLOWED.read_text().split():
         pytest.skip("the kernel has no bbr, or no namespace may choose it")

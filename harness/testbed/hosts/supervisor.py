@@ -18,8 +18,8 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -44,7 +44,6 @@ _GONE_S: Final = 6.0
 _MISSING: Final = 127
 _WRONG: Final = 2
 _CHUNK_BYTES: Final = 4096
-_HANG_UP: Final = select.POLLHUP | select.POLLERR | select.POLLRDHUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def _lease(order: RemoteCommand) -> int:
         lifetime.wait_guarded()
         facts = {"ready": True, "folder": str(lifetime.names.folder), "hostname": platform.node(), "boot": boot_id()}
         print(json.dumps(facts), flush=True)
-        _hear(order.silence_s or SILENCE_S, None)
+        _wait_for_end(None, order.silence_s or SILENCE_S)
     except (_EndedError, BrokenPipeError):
         pass
     finally:
@@ -152,59 +151,41 @@ def _command(order: RemoteCommand) -> int:
         if order.text:
             child.send(order.text.encode())
             child.hang_up()
+        end = _wait_for_end(child, order.silence_s)
         if order.silence_s is not None:
-            term_s = _ASKED_S if _hear(order.silence_s, child) else _GONE_S
-        elif _hangs_up_first(child):
+            term_s = _ASKED_S if end == "asked" else _GONE_S
+        elif end == "input":
             # What reads its standard input has seen the end of it, too.
-            _wait(child, GRACE_S if order.stdin == "pipe" else order.linger_s)
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(GRACE_S if order.stdin == "pipe" else order.linger_s)
     except _EndedError:
         pass
     status = child.stop(eof_s=0, term_s=term_s)
     return status if status >= 0 else 128 - status
 
 
-def _hangs_up_first(child: Child) -> bool:
-    """Wait until standard input ends, or the child; return whether it was standard input."""
-    ended = os.pidfd_open(child.pid)
+def _wait_for_end(child: Child | None, silence_s: float | None) -> Literal["child", "input", "asked"]:
+    """Wait until the child ends, or standard input: with `silence_s` also where heartbeats stay away or say stop."""
     poller = select.poll()
-    poller.register(ended, select.POLLIN)
-    poller.register(0, select.POLLRDHUP)
-    try:
-        while not (ready := dict(poller.poll())):
-            pass
-    finally:
-        os.close(ended)
-    return ended not in ready
-
-
-def _wait(child: Child, timeout_s: float) -> None:
-    try:
-        child.process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return
-
-
-def _hear(silence_s: float, child: Child | None) -> bool:
-    """Wait until heartbeats end or stay away for `silence_s`, or the child ends; return whether they said stop."""
-    poller = select.poll()
-    poller.register(0, select.POLLIN)
+    poller.register(0, select.POLLRDHUP if silence_s is None else select.POLLIN)
     ended = None if child is None else os.pidfd_open(child.pid)
     if ended is not None:
         poller.register(ended, select.POLLIN)
-    deadline, is_asked = time.monotonic() + silence_s, False
-    while (left_s := deadline - time.monotonic()) > 0:
-        ready = dict(poller.poll(left_s * 1e3))
-        if ended in ready:
-            break
-        if 0 in ready:
-            heard = os.read(0, _CHUNK_BYTES)
-            is_asked = STOP in heard
-            if not heard or is_asked:
+    try:
+        while ready := dict(poller.poll(None if silence_s is None else silence_s * 1e3)):
+            if ended in ready:
+                return "child"
+            if silence_s is None:
                 break
-            deadline = time.monotonic() + silence_s
-    if ended is not None:
-        os.close(ended)
-    return is_asked
+            heard = os.read(0, _CHUNK_BYTES)
+            if STOP in heard:
+                return "asked"
+            if not heard:
+                break
+        return "input"
+    finally:
+        if ended is not None:
+            os.close(ended)
 
 
 if __name__ == "__main__":

@@ -37,24 +37,13 @@ class Pinger:
         host: IPv4 address to ping.
 
     Raises:
-        PermissionError: neither CAP_NET_RAW nor `net.ipv4.ping_group_range` lets this process ping.
+        PermissionError: this process has no CAP_NET_RAW.
     """
 
     def __init__(self, host: str) -> None:
-        self._raw = False
-        # A raw socket hears the answers to every other one of its namespace, those of this process among them.
+        # The socket hears the answers to every other one of its namespace, those of this process among them.
         self._identifier = secrets.randbits(16)
-        try:
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
-        except PermissionError:
-            try:
-                self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
-            except PermissionError as error:
-                raise PermissionError(
-                    error.errno,
-                    f"ping {host}: needs CAP_NET_RAW, or sysctl net.ipv4.ping_group_range that covers this user",
-                ) from error
-            self._raw = True
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         # The kernel notes when an answer came, so a process that waits for a CPU does not make the link longer.
         self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._socket.connect((host, 0))
@@ -144,14 +133,12 @@ class Pinger:
         return HEADER.pack(ECHO_REQUEST, 0, _checksum(header + payload), self._identifier, sequence & 0xFFFF) + payload
 
     def _answer(self, reply: bytes) -> tuple[int, int, int] | None:
-        """Read sequence number and sending times from an answer to this; None for what else a raw socket hears."""
-        if self._raw:
-            reply = reply[(reply[0] & 0x0F) * 4 :]
+        """Read sequence number and sending times from an answer to this; None for what else the socket hears."""
+        reply = reply[(reply[0] & 0x0F) * 4 :]
         if len(reply) != HEADER.size + STAMP.size:
             return None
         kind, _, _, identifier, sequence = HEADER.unpack_from(reply)
-        # The kernel gives an unprivileged socket an identifier of its own and filters by it.
-        if kind != ECHO_REPLY or (self._raw and identifier != self._identifier):
+        if kind != ECHO_REPLY or identifier != self._identifier:
             return None
         return sequence, *STAMP.unpack_from(reply, HEADER.size)
 
