@@ -6,14 +6,14 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from harness.errors import MountError, TestbedError
 from harness.system.procfs import kernel_threads
 from harness.testbed.base import Node, admin_path, missing_tools
-from harness.testbed.mounts.table import detach, is_mounted, mounted_on
+from harness.testbed.mounts.table import mounted
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import ChildError
 
@@ -96,7 +96,8 @@ class NfsMounter:
     Args:
         storage: the node whose files are served.
         compute: the node that mounts them.
-        folder: directory for the place that is exported, private to this user.
+        folder: directory for the place that an NFS server of the run's own exports, private to this user; None where
+            the storage host's own server does: site.yml has it export the folder of its data.
 
     Raises:
         MountError: the kernel's modules do not load.
@@ -104,34 +105,43 @@ class NfsMounter:
 
     kind: Literal["nfs4"] = "nfs4"
 
-    def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
+    def __init__(self, storage: Node, compute: Node, folder: Path | None) -> None:
         self._storage, self._compute = storage, compute
-        self._exported = folder / "export"
-        self._exported.mkdir()
-        for file_system, module, role in KERNEL_PARTS:
-            if not (_kernel_has(file_system) or (_modprobe(module) and _kernel_has(file_system))):
-                raise MountError(f"the kernel's NFS {role} does not load: see modprobe {module}")
+        self._exported = None if folder is None else folder / "export"
+        if self._exported is not None:
+            self._exported.mkdir()
+            for file_system, module, role in KERNEL_PARTS:
+                if not (_kernel_has(file_system) or (_modprobe(module) and _kernel_has(file_system))):
+                    raise MountError(f"the kernel's NFS {role} does not load: see modprobe {module}")
 
     @contextmanager
     def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
-        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+        """Mount `root` of the storage node at `point`, which is made, for as long as the context lasts.
 
-        Yields the server's kernel threads. The client's work is done by the processes that read, and by threads of the
-        kernel that serve others too.
+        Yields the server's kernel threads, where it is the run's own. The client's work is done by the processes that
+        read, and by threads of the kernel that serve others too.
 
         Raises:
             MountError: the server does not start, or does not let the client in.
         """
-        with self._server(root), _mounted(self._compute, f"{self._storage.address}:/", root, point, regime):
-            yield kernel_threads("nfsd")
+        timeout_s = MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3
+        source = f"{self._storage.address}:{root if self._exported is None else '/'}"
+        tool = "mount.nfs4" if self._compute.is_remote else shutil.which("mount.nfs4", path=admin_path())
+        argv = [tool or "mount.nfs4", source, str(point), "-o", OPTIONS]
+        with ExitStack() as stack:
+            if self._exported is not None:
+                stack.enter_context(self._server(root, self._exported))
+            stack.enter_context(mounted(self._compute, argv, point, timeout_s))
+            yield () if self._exported is None else kernel_threads("nfsd")
 
     def describe(self) -> dict[str, object]:
         """Describe the mount."""
-        return {"kind": self.kind, "options": OPTIONS, "server_threads": THREADS}
+        server = {"server": f"the NFS server of host {self._storage.host}"}
+        return {"kind": self.kind, "options": OPTIONS, **({"server_threads": THREADS} if self._exported else server)}
 
     @contextmanager
-    def _server(self, root: Path) -> Iterator[None]:
-        arguments = [str(root), str(self._exported), self._compute.address, self._storage.address, str(THREADS)]
+    def _server(self, root: Path, exported: Path) -> Iterator[None]:
+        arguments = [str(root), str(exported), self._compute.address, self._storage.address, str(THREADS)]
         argv = ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments]
         environment = {**os.environ, "PATH": admin_path()}
         with self._storage.start(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
@@ -151,36 +161,6 @@ class NfsMounter:
                     raise MountError(problem)
 
 
-class ExportMounter:
-    """Mounts what the storage host's own NFS server exports; site.yml has it export the folder of its data.
-
-    Args:
-        storage: the node whose files are served.
-        compute: the node that mounts them.
-    """
-
-    kind: Literal["nfs4"] = "nfs4"
-
-    def __init__(self, storage: Node, compute: Node) -> None:
-        self._storage, self._compute = storage, compute
-
-    @contextmanager
-    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
-        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
-
-        Yields no process: the server is another host's.
-
-        Raises:
-            MountError: the server does not export it to this host.
-        """
-        with _mounted(self._compute, f"{self._storage.address}:{root}", root, point, regime):
-            yield ()
-
-    def describe(self) -> dict[str, object]:
-        """Describe the mount."""
-        return {"kind": self.kind, "options": OPTIONS, "server": f"the NFS server of host {self._storage.host}"}
-
-
 def export_obstacles(storage: Node, compute: Node) -> list[str]:
     """Return why a host cannot mount what the NFS server of another host exports; empty when it can."""
     found = []
@@ -193,25 +173,6 @@ def export_obstacles(storage: Node, compute: Node) -> list[str]:
     except TestbedError:
         running = False
     return found if running else [*found, f"host {storage.host} runs no kernel NFS server"]
-
-
-@contextmanager
-def _mounted(compute: Node, source: str, root: Path, point: Path, regime: Regime) -> Iterator[None]:
-    argv = [shutil.which("mount.nfs4", path=admin_path()) or "mount.nfs4", source, str(point), "-o", OPTIONS]
-    timeout_s = MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3
-    if compute.is_remote:
-        with mounted_on(compute, ["mount.nfs4", *argv[1:]], point, timeout_s):
-            yield
-        return
-    try:
-        try:
-            compute.run(argv, timeout_s)
-        except TestbedError as error:
-            raise MountError(f"NFS of {root} in regime {regime.name}: {error}") from error
-        yield
-    finally:
-        if is_mounted(point):
-            detach(point)
 
 
 def stop_nfs_server(namespace: Path) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Mount, Node
-from harness.testbed.mounts.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
+from harness.testbed.mounts.nfs import NfsMounter, export_obstacles, nfs_obstacles
 from harness.testbed.mounts.sshfs import SshfsMounter, own_folder
 
 LISTING_TIMEOUT_S = 1800.0
@@ -29,13 +29,13 @@ class RemoteMounts:
         self._storage, self._compute = storage, compute
         own = own_folder(compute, folder)
         self._points = (own / f"mount-{number}" for number in itertools.count())
-        self._mounter: NfsMounter | ExportMounter | SshfsMounter
+        self._mounter: NfsMounter | SshfsMounter
         several = storage.is_remote or compute.is_remote
         if obstacles := export_obstacles(storage, compute) if several else nfs_obstacles():
             self._mounter = SshfsMounter(storage, compute, folder)
             self._reason = obstacles[0]
         else:
-            self._mounter = ExportMounter(storage, compute) if several else NfsMounter(storage, compute, folder)
+            self._mounter = NfsMounter(storage, compute, None if several else folder)
             self._reason = "both kernels have NFS" if several else "this kernel has NFS client and server"
 
     @property
@@ -55,16 +55,9 @@ class RemoteMounts:
                 raise MountError(f"{root}: expected a directory to mount")
             root = root.resolve()
         point = next(self._points)
-        if self._compute.is_remote:
-            with self._mounter.mount(root, point, regime):
-                list_tree(self._compute, point)
-                yield Mount(point, self._mounter.kind)
-            return
-        point.mkdir()
         with self._mounter.mount(root, point, regime) as pids:
             list_tree(self._compute, point)
             yield Mount(point, self._mounter.kind, pids)
-        point.rmdir()
 
     def describe(self) -> dict[str, object]:
         """Describe the kind of mount, and why it was chosen."""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node, admin_path, missing_tools
-from harness.testbed.mounts.table import detach, is_mounted, mounted_on, wait_mounted
+from harness.testbed.mounts.table import mounted
 from harness.testbed.unprivileged import outer_identity
 from joulefeed.child import GRACE_S, Child, ChildError
 
@@ -70,7 +70,7 @@ class SshfsMounter:
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._storage, self._compute = storage, compute
         # Another host has a folder of its own; on this one both sides use the given one.
-        self._folder, self._own, self._there = folder, own_folder(compute, folder), own_folder(storage, folder)
+        self._own, self._there = own_folder(compute, folder), own_folder(storage, folder)
         uid = outer_identity()[0]
         try:
             self._user = pwd.getpwuid(uid).pw_name
@@ -92,7 +92,7 @@ class SshfsMounter:
 
     @contextmanager
     def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
-        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+        """Mount `root` of the storage node at `point`, which is made, for as long as the context lasts.
 
         Yields the processes of this host that serve it.
 
@@ -105,21 +105,9 @@ class SshfsMounter:
         with self._server(port) as server:
             config = self._client_config(port)
             argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
-            if self._compute.is_remote:
-                with mounted_on(self._compute, argv, point, timeout_s):
-                    yield ()
-                return
-            log_path = self._folder / f"sshfs-{port}.log"
-            with self._compute.start(argv, stdout=subprocess.DEVNULL, stderr=log_path) as client:
-                try:
-                    if not wait_mounted(point, client.pid, timeout_s):
-                        reason = client.stderr_lines(5) or f"not up in {timeout_s:g} s"
-                        raise MountError(f"sshfs of {root} in regime {regime.name}: {reason}")
-                    yield (client.pid,) if self._storage.is_remote else (client.pid, server.pid)
-                finally:
-                    # Without its mount the client ends by itself; the signal is for one that hangs.
-                    if is_mounted(point):
-                        detach(point)
+            with mounted(self._compute, argv, point, timeout_s) as client_pid:
+                processes = [(self._compute, client_pid), (self._storage, server.pid)]
+                yield tuple(pid for node, pid in processes if not node.is_remote)
 
     def options(self) -> Mapping[str, str | None]:
         """Return the options of the mount, as `sshfs -o` takes them."""

@@ -1,7 +1,8 @@
 """The kernel's table of mounts: look one up, wait for one, detach one.
 
 `python -m harness.testbed.mounts.table POINT SECONDS COMMAND...` makes the directory POINT and runs what mounts
-something there. It writes `{"ready": true}` when it is mounted, and detaches it at the end of standard input.
+something there. It writes `{"pid": PID}` of the command when it is mounted, and detaches it at the end of standard
+input.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -78,8 +79,10 @@ def detach(point: Path) -> None:
 
 
 @contextmanager
-def mounted_on(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> Iterator[None]:
-    """Have another host run what mounts something at `point`, which is made there, for as long as the context lasts.
+def mounted(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> Iterator[int]:
+    """Have a node run what mounts something at `point`, which is made there, for as long as the context lasts.
+
+    Yields the id of the process that mounts it; it may have ended.
 
     Raises:
         MountError: it is not mounted in time.
@@ -87,10 +90,10 @@ def mounted_on(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -
     given = [sys.executable, "-m", "harness.testbed.mounts.table", str(point), str(timeout_s), *argv]
     with node.start(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
-            child.ready(_START_S + timeout_s)
+            ready = child.ready(_START_S + timeout_s)
         except ChildError as error:
-            raise MountError(f"host {node.host}: {child.stderr_lines(1) or error}") from error
-        yield
+            raise MountError(f"{point} on host {node.host}: {child.stderr_lines(1) or error}") from error
+        yield int(str(ready["pid"]))
 
 
 def main(point: Path, timeout_s: float, argv: Sequence[str]) -> int:
@@ -101,11 +104,13 @@ def main(point: Path, timeout_s: float, argv: Sequence[str]) -> int:
             if not wait_mounted(point, client.pid, timeout_s):
                 print(client.stderr_lines(1) or f"{argv[0]}: not up in {timeout_s:g} s", file=sys.stderr)
                 return MountError.exit_status
-            print(json.dumps({"ready": True}), flush=True)
+            print(json.dumps({"pid": client.pid}), flush=True)
             sys.stdin.read()
         finally:
             if is_mounted(point):
                 detach(point)
+            with suppress(OSError):
+                point.rmdir()
     return 0
 
 
