@@ -21,7 +21,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
-from harness.testbed.link.measure.probe import MODULE, ProbeServer, probe, rtt_probe
+from harness.testbed.link.measure.probe import MODULE, probe, probe_server, rtt_probe
 
 RTT_ASKED_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 RATE_ASKED_GBIT = (1.0, 5.0)
@@ -41,7 +41,7 @@ class Bench:
     link: Link
     storage: str
     compute: str
-    server: ProbeServer
+    port: int
 
     def run(self, argv: list[str]) -> str:
         """Run a command on the compute side; raise TestbedError when it fails."""
@@ -53,21 +53,21 @@ class Bench:
 
     def idle_rtt(self, regime: Regime) -> ProbeResult:
         """Measure the idle round trip."""
-        return rtt_probe(self.run, STORAGE_ADDRESS, self.server.port, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
+        return rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
 
     def full(self, regime: Regime) -> ProbeResult:
         """Measure the round trip and the rate."""
-        return probe(self.run, STORAGE_ADDRESS, self.server.port, regime)
+        return probe(self.run, STORAGE_ADDRESS, self.port, regime)
 
     def loaded(self, regime: Regime) -> ProbeResult:
         """Measure the round trip while a few flows saturate the link, once they have ramped up."""
         seconds = 0.5 + 10 * regime.rtt_ms / 1e3
-        argv = [sys.executable, *MODULE, "measure", "--host", STORAGE_ADDRESS, "--port", str(self.server.port)]
+        argv = [sys.executable, *MODULE, "measure", "--host", STORAGE_ADDRESS, "--port", str(self.port)]
         argv += ["--seconds", f"{4 * seconds:.3f}", "--flows", "4"]
         with subprocess.Popen(["nsenter", f"--net={self.compute}", "--", *argv], stdout=subprocess.DEVNULL) as flows:
             # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
             time.sleep(START_S + 2 * seconds)
-            found = rtt_probe(self.run, STORAGE_ADDRESS, self.server.port, seconds=seconds)
+            found = rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=seconds)
             assert flows.poll() is None
         return found
 
@@ -78,7 +78,7 @@ def open_bench(kind: str) -> Iterator[Bench]:
     with (
         namespaces("storage", "compute") as (storage, compute),
         open_link(storage, compute, kind=kind) as link,
-        ProbeServer(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
+        probe_server(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
     ):
         yield Bench(link, storage, compute, server)
 

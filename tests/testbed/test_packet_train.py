@@ -16,15 +16,15 @@ from harness.testbed.link.measure.packet_train import (
     full_train,
     loss_train,
 )
-from harness.testbed.link.measure.probe import ProbeServer
+from harness.testbed.link.measure.probe import probe_server
 
 LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
 def control():
-    with ProbeServer(Node("storage", "probetest")) as server:
-        yield TrainControl(LOOPBACK, server.port)
+    with probe_server(Node("storage", "probetest")) as server:
+        yield TrainControl(LOOPBACK, server)
 
 
 def test_every_packet_counts_whether_or_not_the_process_reads():

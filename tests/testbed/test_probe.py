@@ -11,7 +11,7 @@ import pytest
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
-from harness.testbed.link.measure.probe import ProbeServer, probe, rtt_probe
+from harness.testbed.link.measure.probe import probe, probe_server, rtt_probe
 
 pytestmark = pytest.mark.process
 
@@ -31,13 +31,13 @@ needs_ping = pytest.mark.skipif(os.geteuid() != 0, reason="needs CAP_NET_RAW")
 
 @pytest.fixture
 def server():
-    with ProbeServer(Node("storage", "probetest")) as running:
+    with probe_server(Node("storage", "probetest")) as running:
         yield running
 
 
 @needs_ping
 def test_a_probe_tells_round_trip_and_rate(server):
-    result = probe(run_here, LOOPBACK, server.port, NEAR)
+    result = probe(run_here, LOOPBACK, server, NEAR)
     assert 0 < result.rtt_ms_min <= result.rtt_ms_median <= result.rtt_ms_p99
     assert result.rtt_samples > 1
     assert result.rate_gbit > 0
@@ -45,12 +45,12 @@ def test_a_probe_tells_round_trip_and_rate(server):
 
 @needs_ping
 def test_a_round_trip_probe_leaves_the_rate_out(server):
-    assert rtt_probe(run_here, LOOPBACK, server.port, seconds=0.05).rate_gbit is None
+    assert rtt_probe(run_here, LOOPBACK, server, seconds=0.05).rate_gbit is None
 
 
 def test_a_local_regime_is_refused(server):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
-        probe(run_here, LOOPBACK, server.port, Regime(name="local"))
+        probe(run_here, LOOPBACK, server, Regime(name="local"))
 
 
 @needs_ping
@@ -63,7 +63,7 @@ def test_a_server_that_is_not_there_is_named():
 
 def test_a_server_on_an_address_that_is_not_here_says_so():
     with pytest.raises(TestbedError, match=r"192\.0\.2\.1"):
-        ProbeServer(Node("storage", "probetest", "192.0.2.1"))
+        probe_server(Node("storage", "probetest", "192.0.2.1")).__enter__()
 
 
 def test_the_server_ends_with_its_standard_input():

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from harness.errors import TestbedError
 from harness.testbed.base import Node
-from harness.testbed.link.measure.roundtrip import Pinger, percentile
+from harness.testbed.link.delay_calibration import measure_rtt_ms
 from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES
 from harness.testbed.link.netem_link import ShapersLink
 from harness.testbed.link.shaper import RECORD
@@ -67,23 +66,11 @@ class HostsNetemLink(ShapersLink):
             self._stack = stack.pop_all()
 
     def _measure_rtt_ms(self, seconds: float) -> float:
-        with Pinger(self._peer) as pinger:
-            pinger.ping(0.0)
-            return percentile(pinger.ping(seconds), 0.5) / 1e6
+        return measure_rtt_ms(None, self._peer, seconds)
 
-    def describe(self) -> dict[str, object]:
-        """Describe the parts of the link and its calibration."""
+    def _describe_ends(self) -> dict[str, object]:
         hosts = [node.host for node, _ in self._ends]
-        return {
-            "kind": self.kind,
-            "interface": self.interface,
-            "floor_ms": self.floor_ms,
-            "regime": None if self._regime is None else self._regime.name,
-            "calibrations": [asdict(calibration) for calibration in self._calibrations],
-            "qdiscs": dict(zip(hosts, self._ask_all("describe"), strict=True)),
-            "compute_tcp": read_tcp(None),
-            "notes": list(self._notes),
-        }
+        return {"qdiscs": dict(zip(hosts, self._ask_all("describe"), strict=True)), "compute_tcp": read_tcp(None)}
 
     def _ask_all(self, do: str, **arguments: Any) -> list[Any]:
         def ask(end: tuple[Node, Child]) -> Any:

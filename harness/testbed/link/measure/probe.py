@@ -17,11 +17,10 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
@@ -49,36 +48,20 @@ QUIET_S = 0.25
 NICE = -15
 
 
-class ProbeServer:
-    """The probe's server on the storage node, as a child process.
-
-    Args:
-        storage: the node whose address the server listens on.
+@contextlib.contextmanager
+def probe_server(storage: Node) -> Iterator[int]:
+    """Run the probe's server on the storage node, and yield its port.
 
     Raises:
         TestbedError: the server did not start.
     """
-
-    def __init__(self, storage: Node) -> None:
-        argv = [sys.executable, *MODULE, "serve", "--host", storage.address]
-        self._child = storage.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True)
+    argv = [sys.executable, *MODULE, "serve", "--host", storage.address]
+    with storage.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
-            self.port = int(str(self._child.ready(START_TIMEOUT_S)["port"]))
+            port = int(str(child.ready(START_TIMEOUT_S)["port"]))
         except ChildError as error:
-            self._child.stop()
             raise TestbedError(f"the probe's server on {storage.address} did not start: {error}") from error
-
-    def close(self) -> None:
-        """End the server; closing twice is harmless."""
-        self._child.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        yield port
 
 
 def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime) -> ProbeResult:
@@ -109,14 +92,14 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
 
 def probe_nodes(compute: Node, storage: Node, regime: Regime) -> ProbeResult:
     """Measure as `probe` does between two nodes, with a server on the storage node meanwhile; raises as `probe`."""
-    with ProbeServer(storage) as server:
-        return probe(compute.run, storage.address, server.port, regime)
+    with probe_server(storage) as port:
+        return probe(compute.run, storage.address, port, regime)
 
 
 def rtt_between(compute: Node, storage: Node) -> ProbeResult:
     """Measure only the round trip between two nodes, with a server on the storage node; raises as `rtt_probe`."""
-    with ProbeServer(storage) as server:
-        return rtt_probe(compute.run, storage.address, server.port)
+    with probe_server(storage) as port:
+        return rtt_probe(compute.run, storage.address, port)
 
 
 def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, seconds: float = 0.3) -> ProbeResult:
