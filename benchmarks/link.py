@@ -7,6 +7,7 @@ link that carries nothing else; `--quick` takes under 50 s.
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
 import subprocess
 import sys
@@ -62,8 +63,8 @@ class Bench:
     def loaded(self, regime: Regime) -> ProbeResult:
         """Measure the round trip while a few flows saturate the link, once they have ramped up."""
         seconds = 0.5 + 10 * regime.rtt_ms / 1e3
-        argv = [sys.executable, *MODULE, "measure", "--host", STORAGE_ADDRESS, "--port", str(self.port)]
-        argv += ["--seconds", f"{4 * seconds:.3f}", "--flows", "4"]
+        arguments = json.dumps({"seconds": 4 * seconds, "flows": 4})
+        argv = [sys.executable, *MODULE, "measure", STORAGE_ADDRESS, str(self.port), arguments]
         with subprocess.Popen(["nsenter", f"--net={self.compute}", "--", *argv], stdout=subprocess.DEVNULL) as flows:
             # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
             time.sleep(START_S + 2 * seconds)

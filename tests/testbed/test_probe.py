@@ -75,7 +75,7 @@ def test_the_server_ends_with_its_standard_input():
 
 def start_server() -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.testbed.link.measure.probe", "serve", "--host", LOOPBACK],
+        [sys.executable, "-m", "harness.testbed.link.measure.probe", "serve", LOOPBACK],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

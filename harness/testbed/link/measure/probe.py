@@ -1,13 +1,12 @@
 """The link's measured round-trip time and rate, from the compute node to a small server on the storage node.
 
-`python -m harness.testbed.link.measure.probe serve --host H` answers on a port of its own until standard input ends;
-`python -m harness.testbed.link.measure.probe measure --host H --port P --seconds S` prints one JSON object. With
-`--impaired` it also measures jitter and loss.
+`python -m harness.testbed.link.measure.probe serve HOST` answers on a port of its own until standard input ends;
+`python -m harness.testbed.link.measure.probe measure HOST PORT ARGUMENTS` prints a ProbeResult as JSON. ARGUMENTS are
+those of `measure`, or those of `measure_impaired`, which also measures jitter and loss, as a JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import json
@@ -17,7 +16,7 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -55,7 +54,7 @@ def probe_server(storage: Node) -> Iterator[int]:
     Raises:
         TestbedError: the server did not start.
     """
-    argv = [sys.executable, *MODULE, "serve", "--host", storage.address]
+    argv = [sys.executable, *MODULE, "serve", storage.address]
     with storage.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
             port = int(str(child.ready(START_TIMEOUT_S)["port"]))
@@ -84,10 +83,10 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
     if regime.jitter_ms or regime.loss_pct or regime.paths:
         asked = {"rtt_ms": regime.rtt_ms, "rate_gbit": regime.rate_gbit}
         asked |= {"jitter_ms": regime.jitter_ms, "loss_pct": regime.loss_pct}
-        return _measure(run_in_compute, host, port, ["--impaired", json.dumps(asked)])
+        return _measure(run_in_compute, host, port, **asked)
     flows = flows_for(regime.rtt_ms, regime.rate_gbit)
     seconds = seconds_for(regime.rtt_ms, regime.rate_gbit, flows) / (1 - RTT_SHARE)
-    return _measure(run_in_compute, host, port, ["--seconds", f"{seconds:.3f}", "--flows", str(flows)])
+    return _measure(run_in_compute, host, port, seconds=seconds, flows=flows)
 
 
 def probe_nodes(compute: Node, storage: Node, regime: Regime) -> ProbeResult:
@@ -108,11 +107,11 @@ def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, 
     Raises:
         TestbedError: no answer, or one that cannot be read.
     """
-    return _measure(run_in_compute, host, port, ["--rtt-only", "--seconds", f"{seconds:.3f}"])
+    return _measure(run_in_compute, host, port, seconds=seconds, flows=0)
 
 
-def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, options: Sequence[str]) -> ProbeResult:
-    output = run_in_compute([sys.executable, *MODULE, "measure", "--host", host, "--port", str(port), *options])
+def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, **arguments: float) -> ProbeResult:
+    output = run_in_compute([sys.executable, *MODULE, "measure", host, str(port), json.dumps(arguments)])
     try:
         return ProbeResult(**json.loads(output))
     except (ValueError, TypeError) as error:
@@ -206,41 +205,23 @@ def serve(host: str) -> None:
             pump.run(lambda: os.getppid() != parent)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(command: str, host: str, *options: str) -> int:
     """Run `serve` or `measure`; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m harness.testbed.link.measure.probe", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    serving = commands.add_parser("serve", help="answer probes until standard input ends")
-    serving.add_argument("--host", required=True, help="address to listen on")
-    measuring = commands.add_parser("measure", help="measure the round trip and the rate")
-    measuring.add_argument("--host", required=True, help="address of the server")
-    measuring.add_argument("--port", type=int, required=True, help="port of the server")
-    measuring.add_argument("--seconds", type=float, default=0.5, help="how long to measure")
-    measuring.add_argument("--flows", type=int, default=8, help="TCP flows that measure the rate")
-    measuring.add_argument("--rtt-only", action="store_true", help="leave the rate out")
-    measuring.add_argument(
-        "--impaired", type=json.loads, help="the link's rtt_ms, rate_gbit, jitter_ms, loss_pct (JSON)"
-    )
-    options = parser.parse_args(argv)
     # The link is measured and not how long this process waits for a CPU.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     try:
-        if options.command == "serve":
-            serve(options.host)
+        if command == "serve":
+            serve(host)
         else:
-            if options.impaired:
-                result = measure_impaired(options.host, options.port, **options.impaired)
-            else:
-                flows = 0 if options.rtt_only else options.flows
-                result = measure(options.host, options.port, seconds=options.seconds, flows=flows)
-            print(json.dumps(asdict(result)))
+            port, arguments = int(options[0]), json.loads(options[1])
+            measuring = measure_impaired if "rtt_ms" in arguments else measure
+            print(json.dumps(asdict(measuring(host, port, **arguments))))
     except OSError as error:
-        where = f"{options.host}:{options.port}" if options.command == "measure" else options.host
-        print(f"probe {options.command} {where}: {error}", file=sys.stderr)
+        print(f"probe {command} {':'.join((host, *options[:1]))}: {error}", file=sys.stderr)
         return TestbedError.exit_status
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -11,7 +11,6 @@ import socket
 import struct
 import time
 from statistics import NormalDist
-from types import TracebackType
 from typing import Self
 
 ECHO_REQUEST, ECHO_REPLY = 8, 0  # RFC 792
@@ -55,9 +54,7 @@ class Pinger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def ping(self, seconds: float, max_requests: int = 2000, every_ns: int | None = None) -> list[int]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 import pyarrow as pa
@@ -96,9 +95,7 @@ class LinkWatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         os.close(self._left)
         if self._thread is not None:
             self._thread.join()

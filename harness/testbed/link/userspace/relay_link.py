@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import harness
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import LinkCounters, ShapedLink
@@ -45,7 +47,9 @@ class RelayLink(ShapedLink):
         self._kernel_caps = kernel_has(storage_namespace, "tbf", *TBF_PROBE)
         self._rate_gbit: float | None = None
         argv = [sys.executable, "-m", "harness.testbed.link.userspace.relay", storage_namespace, compute_namespace]
-        self._relay = Child(argv, keep_stderr=True)
+        packages = [str(Path(harness.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
+        self._relay = Child(argv, env=environment, keep_stderr=True)
         try:
             try:
                 self._priority = self._relay.ready(ANSWER_TIMEOUT_S)["priority"]
