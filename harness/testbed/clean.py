@@ -63,7 +63,7 @@ def tear_down(names: RunNames) -> list[str]:
         return True
 
     attempt("process", lambda: kill_all(names.run_id, names.namespace_paths))
-    # What is left of these two is known by its record in the folder alone.
+    # One that stays is known by its record in the folder alone.
     forgets = attempt("control group", lambda: remove_memory_groups(names.folder))
     forgets &= attempt("queueing disciplines of", lambda: filter(None, [restore(names.folder / RECORD)]))
     for mount in reversed(mounts_below(names.folder)):

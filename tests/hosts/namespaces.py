@@ -34,7 +34,6 @@ from tests.hosts.init import ADMIN
 from tests.hosts.rack import Machine, Plan
 
 REPO = Path(__file__).parents[2]
-ROLES = ("control", "storage", "compute", "tsdb")
 UP_S = 120.0
 VIRTUAL_UP_S = 900.0
 """The image may have to be made first."""
@@ -135,10 +134,6 @@ class Hosts:
     def start(self, host: str) -> None:
         """Power a host on, and wait until its sshd listens."""
         self._ask(host, "start")
-
-    def reboot(self, host: str) -> None:
-        self.stop(host)
-        self.start(host)
 
     def cable(self, host: str, network: str, *, plugged: bool) -> None:
         """Plug a host's cable of the network `mgmt` or `data` in, or pull it."""
@@ -262,9 +257,6 @@ def namespace_hosts(
     storage: int = 1,
     compute: int = 1,
     *,
-    control: int = 0,
-    tsdb: str | None = None,
-    every_role: bool = False,
     virtual: bool = False,
     delays: bool = True,
     apart: bool = False,
@@ -275,9 +267,6 @@ def namespace_hosts(
     Args:
         storage: number of hosts storage1, storage2, …
         compute: number of hosts compute1, compute2, …
-        control: number of hosts control1, …; with none compute1 has this role.
-        tsdb: name of the host with the time-series database; none by default.
-        every_role: whether compute1 has all roles; false by default.
         virtual: whether they are virtual machines; false by default.
         delays: whether a delay line joins the sites; else they are joined at once, and hosts may use netem.
         apart: whether every second compute host is on the site of the storage hosts; false by default.
@@ -288,18 +277,15 @@ def namespace_hosts(
     """
     if missing := [*obstacles(), *(vm.obstacles() if virtual else [])]:
         raise TestbedError("; ".join(missing))
-    numbers = {"storage": storage, "compute": compute, "control": control}
-    roles = {role: [f"{role}{i + 1}" for i in range(numbers.get(role, 0))] for role in ROLES}
-    names = [(name, role) for role in ROLES for name in roles[role]]
+    roles = {"storage": [f"storage{i + 1}" for i in range(storage)]}
+    roles["compute"] = [f"compute{i + 1}" for i in range(compute)]
+    names = [*roles["storage"], *roles["compute"]]
     there = {*roles["storage"], *(roles["compute"][1::2] if apart else [])}
     machines = [
         Machine(name, number, "storage" if name in there else "compute", virtual)
-        for number, (name, _) in enumerate(names, 1)
+        for number, name in enumerate(names, 1)
     ]
-    roles["control"] = roles["control"] or roles["compute"][:1]
-    roles["tsdb"] = [tsdb] if tsdb else []
-    if every_role:
-        roles = {role: list(dict.fromkeys([*roles[role], "compute1"])) for role in ROLES}
+    roles |= {"control": roles["compute"][:1], "tsdb": []}
     run_id = f"hosts{uuid.uuid4().hex[:8]}"
     with ExitStack() as stack:
         lifetime = Lifetime(run_id)

@@ -194,28 +194,6 @@ def test_what_an_interrupted_task_and_one_that_refuses_leave_is_taken_back(hosts
     assert_as_before(hosts, before)
 
 
-@pytest.fixture
-def full_disk(hosts):
-    """Make the folder of the state a full file system of storage1."""
-    state = "/var/lib/joulefeed"
-    fill = f"mkdir {state}; mount -t tmpfs -o size=64k disk {state}; head -c 100k /dev/zero >{state}/fill || true"
-    hosts.run("storage1", "sh", "-ec", fill)
-    yield state
-    hosts.run("storage1", "sh", "-ec", f"umount {state}; rmdir {state}")
-
-
-@pytest.mark.slow
-def test_values_that_cannot_be_noted_are_not_changed(hosts, play, full_disk):
-    before = {name: hosts.snapshot(name) for name in HOSTS}
-    with pytest.raises(TestbedError, match=r"storage1: sysctl: Note the previous values.*I/O error"):
-        play("site.yml")
-    assert hosts.snapshot("storage1")["sysctls"] == before["storage1"]["sysctls"]
-    # The file system is not the testbed's, and stays.
-    play("teardown.yml")
-    assert hosts.run("storage1", "ls", full_disk) == ""
-    assert_as_before(hosts, before)
-
-
 @pytest.mark.slow
 def test_down_names_what_it_cannot_take_back(hosts, play):
     before = {name: hosts.snapshot(name) for name in HOSTS}

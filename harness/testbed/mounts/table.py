@@ -87,7 +87,9 @@ def mounted(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> I
     Raises:
         MountError: it is not mounted in time.
     """
-    given = [sys.executable, "-m", "harness.testbed.mounts.table", str(point), str(timeout_s), *argv]
+    # By its file it starts sooner: it imports nothing else of the testbed.
+    itself = ["-m", "harness.testbed.mounts.table"] if node.is_remote else [__file__]
+    given = [sys.executable, *itself, str(point), str(timeout_s), *argv]
     with node.start(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
             ready = child.ready(_START_S + timeout_s)
