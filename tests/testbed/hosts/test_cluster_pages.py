@@ -12,7 +12,7 @@ from harness.config.experiment import experiment_from
 from harness.testbed.__main__ import main
 from harness.testbed.hosts.inventory import Inventory
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 PAGES = ("cluster.md", "gpu-host.md", "slurm.md")
 
 

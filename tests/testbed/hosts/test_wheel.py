@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 
 
 def make_wheel(script, cache):

@@ -12,7 +12,7 @@ import jinja2
 import pytest
 import yaml
 
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+PLAYBOOKS = Path(__file__).parents[3] / "playbooks"
 ANSWERS = {
     "systemctl": "echo active; [ $1 != stop ]",
     "sysctl": "echo net.ipv4.tcp_rmem = 1 2 3",
