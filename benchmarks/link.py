@@ -7,9 +7,11 @@ link that carries nothing else; `--quick` takes under 50 s.
 from __future__ import annotations
 
 import contextlib
+import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
-from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
+from harness.testbed.link.measure.probe import MODULE, probe, probe_server, rtt_probe
 
 RTT_ASKED_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 RATE_ASKED_GBIT = (1.0, 5.0)
@@ -29,6 +31,7 @@ LOADED_ASKED_MS = (10.0, 30.0)
 RTT_TOLERANCE_MS, RTT_TOLERANCE = 0.1, 0.03
 RATE_TOLERANCE = 0.05
 LOADED_FACTOR = 1.6
+START_S = 0.5
 IDLE_RATE_GBIT = 5.0
 
 
@@ -39,7 +42,7 @@ class Bench:
     link: Link
     storage: str
     compute: str
-    server: ProbeServer
+    port: int
 
     def run(self, argv: list[str]) -> str:
         """Run a command on the compute side; raise TestbedError when it fails."""
@@ -51,15 +54,23 @@ class Bench:
 
     def idle_rtt(self, regime: Regime) -> ProbeResult:
         """Measure the idle round trip."""
-        return rtt_probe(self.run, STORAGE_ADDRESS, self.server.port, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
+        return rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
 
     def full(self, regime: Regime) -> ProbeResult:
         """Measure the round trip and the rate."""
-        return probe(self.run, STORAGE_ADDRESS, self.server.port, regime)
+        return probe(self.run, STORAGE_ADDRESS, self.port, regime)
 
     def loaded(self, regime: Regime) -> ProbeResult:
-        """Measure the round trip while flows saturate the link."""
-        return loaded_probe(self.run, STORAGE_ADDRESS, self.server.port, regime, seconds=1.0)
+        """Measure the round trip while a few flows saturate the link, once they have ramped up."""
+        seconds = 0.5 + 10 * regime.rtt_ms / 1e3
+        arguments = json.dumps({"seconds": 4 * seconds, "flows": 4})
+        argv = [sys.executable, *MODULE, "measure", STORAGE_ADDRESS, str(self.port), arguments]
+        with subprocess.Popen(["nsenter", f"--net={self.compute}", "--", *argv], stdout=subprocess.DEVNULL) as flows:
+            # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
+            time.sleep(START_S + 2 * seconds)
+            found = rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=seconds)
+            assert flows.poll() is None
+        return found
 
 
 @contextlib.contextmanager
@@ -68,7 +79,7 @@ def open_bench(kind: str) -> Iterator[Bench]:
     with (
         namespaces("storage", "compute") as (storage, compute),
         open_link(storage, compute, kind=kind) as link,
-        ProbeServer(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
+        probe_server(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
     ):
         yield Bench(link, storage, compute, server)
 

@@ -1,11 +1,9 @@
 #!/bin/sh
-# Installs what tests with virtual machines need: debootstrap, QEMU and user-mode Linux. Says the line where it may not.
+# Installs what tests with virtual machines need: debootstrap and user-mode Linux. Says the line where it may not.
 set -eu
 missing=""
 need() { command -v "$1" >/dev/null 2>&1 || [ -x "/usr/sbin/$1" ] || missing="$missing $2"; }
 need debootstrap debootstrap
-need qemu-system-x86_64 qemu-system-x86
-need qemu-img qemu-utils
 need mke2fs e2fsprogs
 need linux.uml user-mode-linux
 # With it debootstrap checks what it downloads; Debian has it anyway.
@@ -18,5 +16,3 @@ install() {
   DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends -qq $* >/dev/null
 }
 [ -z "$missing" ] || install "$missing"
-# Debian 12 has it in QEMU's own package, later releases in one by itself.
-[ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] || install " virtiofsd"

@@ -36,7 +36,11 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sp
 _QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc", "gcc", "ldconfig", "ld"}
 _HERE = ("127.", "::1", "localhost")
 _WAITING = (
-    *("tests/integration/test_hosts_run.py", "tests/integration/test_ranks_run.py", "tests/testbed/test_playbook.py"),
+    *(
+        "tests/integration/test_hosts_run.py",
+        "tests/integration/test_ranks_run.py",
+        "tests/testbed/hosts/test_playbook.py",
+    ),
     *("tests/integration/test_run.py", "tests/hosts/", "tests/integration/"),
 )
 """Files whose tests wait for minutes, the longest first."""

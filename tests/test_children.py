@@ -29,7 +29,9 @@ USERS = {
         "with Agent(estimate='missing', options=options): up(2)"
     ),
     "a node": NODE + "a = node.start(['sleep', '97']); up(1)",
-    "the probe's server": NODE + "from harness.testbed.probe import ProbeServer\nwith ProbeServer(node): up(1)",
+    "the probe's server": (
+        NODE + "from harness.testbed.link.measure.probe import probe_server\nwith probe_server(node): up(1)"
+    ),
     "the workers of a generated dataset": DATASET + "make(9000, lambda what, done, total: done and up(1))",
     "the streaming daemon and its decoding processes": (
         NODE + DATASET + "from harness.run.daemon import serving\n"

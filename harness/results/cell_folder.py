@@ -20,7 +20,7 @@ from harness.errors import ResultsError
 from harness.results.cells import CellRecord, DatasetRecord, LinkRecord
 from harness.results.epochs import CellData, EpochBatches, find_epoch_edges
 from harness.results.files import CELL, read_json, refuse_damage, write_json
-from harness.testbed.link.watch import Ping
+from harness.testbed.link.measure.watch import Ping
 
 Row = TypeVar("Row")
 

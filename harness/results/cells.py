@@ -14,7 +14,7 @@ from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.delay_calibration import Calibration
-from harness.testbed.link.paths import PathCounters
+from harness.testbed.link.userspace.paths import PathCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

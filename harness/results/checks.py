@@ -23,8 +23,8 @@ from harness.results.early import measure_early
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
 from harness.results.ranks import rank_rows
-from harness.testbed.link.bounds import CHANCE, list_link_bounds
-from harness.testbed.link.paths import PathCounters
+from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
+from harness.testbed.link.userspace.paths import PathCounters
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
 PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"

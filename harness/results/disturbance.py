@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.cell.events import CellEvent
 from harness.config.regime import Regime
 from harness.results.epochs import CellData
-from harness.testbed.link.watch import INTERVAL_S, Ping
+from harness.testbed.link.measure.watch import INTERVAL_S, Ping
 
 JITTERS = 4
 """Standard deviations of the delay by which packets that keep their order come late, each way."""

@@ -28,7 +28,7 @@ from harness.results.attributed import (
 )
 from harness.results.cells import CellRecord, EnergyRecord, HostRecord, LinkRecord, SensorRecord
 from harness.results.epoch_row import DOMAINS, EpochRow
-from harness.testbed.link.watch import Ping
+from harness.testbed.link.measure.watch import Ping
 
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 

@@ -60,10 +60,10 @@ from harness.run.rank_files import (
 from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters
-from harness.testbed.link.bounds import list_link_bounds
 from harness.testbed.link.delay_calibration import Calibration
-from harness.testbed.link.paths import PathCounters
-from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
+from harness.testbed.link.measure.bounds import list_link_bounds
+from harness.testbed.link.measure.watch import LinkWatch, Ping, ping_bytes
+from harness.testbed.link.userspace.paths import PathCounters
 from harness.testbed.memory import MemoryGroup, limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
 

@@ -19,7 +19,7 @@ from harness.run.cell_process import CellProcess, ProcessEnded
 from harness.run.environments import python_of
 from harness.run.rank_files import fetch_files
 from harness.testbed.base import Node
-from harness.testbed.connection import LOST
+from harness.testbed.hosts.connection import LOST
 
 _LOOK_S: Final = 1.0
 _SETTLE_S: Final = 3.0

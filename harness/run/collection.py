@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from harness.errors import TestbedError
 from harness.results.files import write_whole
 from harness.results.folder import RunFolder, make_folder, move_home
-from harness.testbed.inventory import Inventory
-from harness.testbed.playbook import PlaybookProgress, run_playbook
+from harness.testbed.hosts.inventory import Inventory
+from harness.testbed.hosts.playbook import PlaybookProgress, run_playbook
 
 _DAYS: Final = 7
 """How old the entries of journals may be that are brought home."""

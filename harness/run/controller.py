@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +22,10 @@ from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
-from harness.testbed.claim import hosts_claimed
-from harness.testbed.connection import LOST, Connection, RemoteNode
-from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
-from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
+from harness.testbed.hosts.claim import hosts_claimed
+from harness.testbed.hosts.connection import LOST, RemoteNode, reach
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory
+from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, STOP, RemoteCommand
 from joulefeed.child import Child, ChildError
 from joulefeed.signals import signals_held
 
@@ -56,7 +55,7 @@ def run_on_hosts(
             resumed = RunFolder.find(str(cfg.resume), results_dir)
             stack.enter_context(resumed.hold_lock())
         lead = _Lead(inventory, experiment, cfg, command, resumed)
-        stack.enter_context(hosts_claimed(inventory, f"a run of {experiment.name}"))
+        stack.enter_context(hosts_claimed(inventory, f"a run of {experiment.name}", progress))
         stack.enter_context(_set_up(inventory, progress, lambda: experiment.testbed.keep or lead.has_results))
         stack.enter_context(lead)
         try:
@@ -79,7 +78,7 @@ def run_on_hosts(
 @contextmanager
 def _set_up(inventory: Inventory, progress: Progress, is_kept: Callable[[], bool]) -> Iterator[None]:
     """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is kept."""
-    from harness.testbed.playbook import run_playbook
+    from harness.testbed.hosts.playbook import run_playbook
 
     try:
         run_playbook("site.yml", inventory, progress)
@@ -118,14 +117,14 @@ class _Lead:
 
     def __enter__(self) -> _Lead:
         host = self._inventory.lead
-        self._connection = connect(host)
+        self._connection = reach(host)
         self._node = RemoteNode(
             "compute", self._run_id, host=host.name, connection=self._connection, there=HOSTS_RESULTS
         )
         try:
             if self._resumed is not None:
                 self._send(self._resumed.folder)
-            order = Order(
+            order = RemoteCommand(
                 run_id=self._run_id,
                 argv=("-m", "harness.run.lead"),
                 is_python=True,
@@ -254,18 +253,6 @@ class _Lead:
             with suppress(ChildError, OSError):
                 if self._child is not None:
                     self._child.send(BEAT)
-
-
-def connect(host: Host) -> Connection:
-    """Return how the controller reaches a host: as Ansible does, or without SSH where the host is this machine."""
-    # No file of the controller's own, which would stay when it is killed: each session has a connection.
-    socket = Path("none")
-    if host.connection == "local":
-        return Connection(host.name, (), socket, host.python)
-    key = ("-i", host.identity_file) if host.identity_file else ()
-    where = f"{host.user}@{host.address}" if host.user else host.address
-    destination = ("-p", str(host.port), *key, *shlex.split(host.ssh_args), where)
-    return Connection(host.name, destination, socket, host.python)
 
 
 def _read(line: bytes) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from harness.config.validation import NumberAboveZero, Section, parse, unknown_k
 from harness.errors import CellError, ConfigError, TestbedError
 from harness.run.environments import daemon_environment, python_of
 from harness.testbed.base import Node
-from harness.testbed.connection import RemoteNode
+from harness.testbed.hosts.connection import RemoteNode
 from joulefeed.child import Child, ChildError
 from loaders.errors import LoaderError
 from loaders.shared.daemon_flags import flags

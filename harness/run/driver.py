@@ -36,9 +36,9 @@ from harness.run.progress import Progress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
 from harness.run.run_datasets import RunData, open_data
 from harness.testbed import Testbed, clean, open_testbed
-from harness.testbed.hosts import HostsOfRun, HostsTestbed
-from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
-from harness.testbed.link.bounds import allowed_rtt_ms
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory
+from harness.testbed.hosts.testbed import HostsOfRun, HostsTestbed
+from harness.testbed.link.measure.bounds import allowed_rtt_ms
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
 from joulefeed.signals import signals_held

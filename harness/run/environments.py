@@ -21,7 +21,7 @@ from harness.config.specs import Experiment
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError, TestbedError
 from harness.results.provenance import Provenance
-from harness.testbed.inventory import PLAYBOOKS
+from harness.testbed.hosts.inventory import PLAYBOOKS
 from joulefeed.child import Child
 
 _MAKE_S: Final = 1800.0

@@ -25,7 +25,7 @@ from harness.run.driver import Cluster, measure
 from harness.run.host_energy import TOKEN_VARIABLE
 from harness.run.progress import Progress
 from harness.system.disk import check_writable, disk_errors
-from harness.testbed.inventory import Inventory
+from harness.testbed.hosts.inventory import Inventory
 from joulefeed.signals import Interrupted, signals_raise
 
 HOSTS_DATA: Final = Path("/var/lib/joulefeed/data")

@@ -22,7 +22,7 @@ from harness.errors import CellError
 from harness.results.cells import RankEpoch, RankRecord
 from harness.testbed import Node, Testbed
 from harness.testbed.base import LOOPBACK
-from harness.testbed.connection import RemoteNode
+from harness.testbed.hosts.connection import RemoteNode
 
 LOADER_EVENTS: Final = "loader-events.jsonl"
 _EVENTS: Final = "events.jsonl"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
+import shutil
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from harness.errors import TestbedError
@@ -142,6 +143,25 @@ class Node:
         return output.decode()
 
 
+def admin_path() -> str:
+    """Return the PATH with the folders of tools for administrators, which ordinary users' lacks."""
+    return f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def missing_tools(packages: Mapping[str, str], path: str | None = None) -> list[str]:
+    """Return which tools this machine lacks, each with the remedy.
+
+    Args:
+        packages: Debian's package of each tool.
+        path: where tools are; the PATH by default.
+    """
+    return [
+        f"{tool} is not installed: apt-get install {package}"
+        for tool, package in packages.items()
+        if shutil.which(tool, path=path) is None
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Mount:
     """A directory of the storage node as the compute node sees it."""
@@ -195,7 +215,6 @@ class Testbed(ABC):
         """Part of every name that the testbed gives."""
         self._caches: Caches = caches
 
-    @abstractmethod
     def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the link the regime's delay and rate; a local regime leaves it alone.
 
@@ -204,6 +223,9 @@ class Testbed(ABC):
         Raises:
             TestbedError: the testbed has no link, or the link is broken.
         """
+        if not regime.is_local:
+            assert self.link is not None
+            self.link.set(regime, recalibrate=recalibrate)
 
     @abstractmethod
     def probe(self, regime: Regime) -> ProbeResult | None:
@@ -258,7 +280,5 @@ class Testbed(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -25,7 +25,7 @@ _PAGEOUT: Final = 21  # MADV_PAGEOUT of madvise(2)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Span(ctypes.Structure):
+class _IoVec(ctypes.Structure):
     """struct iovec."""
 
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
@@ -90,7 +90,7 @@ def _advise_process(pid: int, spans: Sequence[tuple[int, ...]]) -> bool:
         return True  # it ended
     try:
         for start, end in spans:
-            span = _Span(start, end - start)
+            span = _IoVec(start, end - start)
             # It advises 2 GiB at most at once.
             while span.nbytes:
                 advised = _libc.syscall(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, kill_all
 from harness.testbed.link.shaper import RECORD, restore
 from harness.testbed.memory import remove_memory_groups
-from harness.testbed.mount_table import detach, mounts_below
-from harness.testbed.nfs import stop_nfs_server
+from harness.testbed.mounts.nfs import stop_nfs_server
+from harness.testbed.mounts.table import detach, mounts_below
 from harness.testbed.state import RunNames, abandoned_runs
 
 
@@ -52,22 +53,19 @@ def tear_down(names: RunNames) -> list[str]:
     """
     removed: list[str] = []
     problems: list[str] = []
-    try:
-        removed += [f"process {pid}" for pid in kill_all(names.run_id, names.namespace_paths)]
-    except TimeoutError as error:
-        problems.append(str(error))
-    needs_record = False
-    try:
-        removed += [f"control group {group}" for group in remove_memory_groups(names.folder)]
-    except TestbedError as error:
-        needs_record = True
-        problems.append(str(error))
-    try:
-        shaped = restore(names.folder / RECORD)
-        removed += [f"queueing disciplines of {shaped}"] if shaped else []
-    except TestbedError as error:
-        needs_record = True
-        problems.append(str(error))
+
+    def attempt(what: str, remove: Callable[[], Iterable[object]]) -> bool:
+        try:
+            removed.extend(f"{what} {one}" for one in remove())
+        except (TestbedError, TimeoutError) as error:
+            problems.append(str(error))
+            return False
+        return True
+
+    attempt("process", lambda: kill_all(names.run_id, names.namespace_paths))
+    # One that stays is known by its record in the folder alone.
+    forgets = attempt("control group", lambda: remove_memory_groups(names.folder))
+    forgets &= attempt("queueing disciplines of", lambda: filter(None, [restore(names.folder / RECORD)]))
     for mount in reversed(mounts_below(names.folder)):
         try:
             detach(mount)
@@ -79,9 +77,8 @@ def tear_down(names: RunNames) -> list[str]:
             problem = stop_nfs_server(path) or _delete_namespace(path)
             removed += [] if problem else [f"namespace {path.name}"]
             problems += [problem] if problem else []
-    # Never through a mount that is still there: what lies behind it is the user's data. A control group or a queueing
-    # discipline that is left is known by its record in the folder alone.
-    if names.folder.exists() and not needs_record and not mounts_below(names.folder):
+    # Never through a mount that is still there: what lies behind it is the user's data.
+    if names.folder.exists() and forgets and not mounts_below(names.folder):
         shutil.rmtree(names.folder)
         removed.append(f"folder {names.folder}")
     if problems:

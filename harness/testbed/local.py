@@ -12,7 +12,7 @@ from harness.errors import MountError, TestbedError
 from harness.testbed.base import Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.mount import list_tree
+from harness.testbed.mounts.remote_mounts import list_tree
 
 
 class LocalTestbed(Testbed):

@@ -35,24 +35,13 @@ _REMEDY: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
-    """A group below which others can have a memory limit."""
-
-    path: Path
-    version: Literal[1, 2]
-
-    def unusable(self, why: str) -> TestbedError:
-        """Return the error that no group can be made below it."""
-        return _impossible(why, self.version)
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryGroup:
     """A control group with a limit, as long as `limited_memory` holds it."""
 
     path: Path
     version: Literal[1, 2]
-    limit_bytes: int
+    limit_bytes: int = 0
+    """0 for one that has no limit, below which others can have one."""
 
     def node(self, node: Node) -> Node:
         """Return the node whose processes, and all that they start, are in the group."""
@@ -102,7 +91,7 @@ def limited_memory(
         limit = f"loaders.{daemons_of}.daemon.memory_mb={limit_mb:g}; raise it, or let the daemon buffer less"
     record.write_text(f"{group.path}\n")
     try:
-        _make(group, parent)
+        _make(group)
         try:
             yield group
         except CellError as error:
@@ -137,7 +126,7 @@ def memory_obstacles() -> list[str]:
         parent = memory_parent()
         group = MemoryGroup(parent.path / f"jf-{uuid4().hex[:8]}-trial", parent.version, 64_000_000)
         try:
-            _make(group, parent)
+            _make(group)
         finally:
             _remove(group.path)
     except TestbedError as error:
@@ -145,7 +134,7 @@ def memory_obstacles() -> list[str]:
     return []
 
 
-def memory_parent(proc: Path = _PROC) -> Parent:
+def memory_parent(proc: Path = _PROC) -> MemoryGroup:
     """Return the group below which a group with a memory limit can be made; `proc` is this process's folder there.
 
     Raises:
@@ -154,7 +143,7 @@ def memory_parent(proc: Path = _PROC) -> Parent:
     groups = dict(_own_groups(proc))
     if "memory" in groups:
         mount, root = _mount(proc, 1)
-        parent = Parent(_below(mount, root, groups["memory"]), 1)
+        parent = MemoryGroup(_below(mount, root, groups["memory"]), 1)
         _check_writable(parent, parent.path)
         return parent
     if "" not in groups:
@@ -163,7 +152,7 @@ def memory_parent(proc: Path = _PROC) -> Parent:
     return _handing_on(_below(mount, root, groups[""]), mount)
 
 
-def _handing_on(own: Path, mount: Path) -> Parent:
+def _handing_on(own: Path, mount: Path) -> MemoryGroup:
     """Return the nearest group, `own` or above it, whose children have the memory controller.
 
     A group with processes of its own cannot hand it on, so that is seldom the process's own.
@@ -172,7 +161,7 @@ def _handing_on(own: Path, mount: Path) -> Parent:
     while True:
         handed_on = group / "cgroup.subtree_control"
         if handed_on.exists() and "memory" in handed_on.read_text().split():
-            parent = Parent(group, 2)
+            parent = MemoryGroup(group, 2)
             _check_writable(parent, group)
             # To move a process takes leave to write where both groups meet.
             _check_writable(parent, group / "cgroup.procs")
@@ -209,18 +198,18 @@ def _below(mount: Path, root: str, group: str) -> Path:
     return mount if relative == "." or relative.startswith("..") else mount / relative
 
 
-def _check_writable(parent: Parent, path: Path) -> None:
+def _check_writable(parent: MemoryGroup, path: Path) -> None:
     if not path.exists():
-        raise parent.unusable(f"{path}: is not there")
+        raise _impossible(f"{path}: is not there", parent.version)
     if not os.access(path, os.W_OK):
-        raise parent.unusable(f"{path}: may not be written")
+        raise _impossible(f"{path}: may not be written", parent.version)
 
 
 def _impossible(why: str, version: Literal[1, 2]) -> TestbedError:
     return TestbedError(f"memory_mb: no control group can be made for a cell: {why}; {_REMEDY[version]}")
 
 
-def _make(group: MemoryGroup, parent: Parent) -> None:
+def _make(group: MemoryGroup) -> None:
     limits = (
         # What would be swapped out counts as well, where the kernel counts it.
         {"memory.limit_in_bytes": group.limit_bytes, "memory.memsw.limit_in_bytes": group.limit_bytes}
@@ -233,7 +222,7 @@ def _make(group: MemoryGroup, parent: Parent) -> None:
             if number == 0 or (group.path / name).exists():
                 (group.path / name).write_text(str(value))
     except OSError as error:
-        raise parent.unusable(f"{group.path}: {error.strerror}") from error
+        raise _impossible(f"{group.path}: {error.strerror}", group.version) from error
 
 
 def _refuse_kills(group: MemoryGroup, cell_id: str, limit: str, error: CellError | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,16 +12,16 @@ from typing import Literal
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import children_marked
-from harness.testbed.base import Mount, Node, ProbeResult, Testbed
+from harness.testbed.base import Mount, Node, ProbeResult, Testbed, missing_tools
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
+from harness.testbed.link.measure.probe import probe_nodes
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
-from harness.testbed.mount import RemoteMounts
-from harness.testbed.nfs import nfs_obstacles
-from harness.testbed.probe import probe_nodes
-from harness.testbed.sshfs import sshfs_obstacles
+from harness.testbed.mounts.nfs import nfs_obstacles
+from harness.testbed.mounts.remote_mounts import RemoteMounts
+from harness.testbed.mounts.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 
 TOOLS = {
@@ -37,9 +36,7 @@ TOOLS = {
 
 def netns_obstacles() -> list[str]:
     """Return what keeps this process from opening a testbed with a link, each with its remedy."""
-    missing = {package: tool for tool, package in TOOLS.items() if shutil.which(tool) is None}
-    found = [f"{tool} is not installed: apt-get install {package}" for package, tool in missing.items()]
-    found += namespace_obstacles()
+    found = [*missing_tools(TOOLS), *namespace_obstacles()]
     if nfs_obstacles():
         found += sshfs_obstacles()
     return found

@@ -10,8 +10,8 @@ from harness.config.specs import Tolerances
 from harness.results.checks import judge
 from harness.results.epochs import make_epoch_rows
 from harness.testbed.base import ProbeResult
-from harness.testbed.link.bounds import list_link_bounds, predict_jitter
-from harness.testbed.link.watch import Ping
+from harness.testbed.link.measure.bounds import list_link_bounds, predict_jitter
+from harness.testbed.link.measure.watch import Ping
 from tests.harness.records import PROBE, change
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}

@@ -7,9 +7,9 @@ import pytest
 from harness.errors import CellError, TestbedError
 from harness.results.cells import Cell
 from harness.run import cell_loop, controller
-from harness.testbed import playbook
-from harness.testbed.hosts import HostLostError
-from harness.testbed.inventory import Inventory
+from harness.testbed.hosts import playbook
+from harness.testbed.hosts.inventory import Inventory
+from harness.testbed.hosts.testbed import HostLostError
 
 
 class Notes(list):

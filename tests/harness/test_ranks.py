@@ -25,7 +25,7 @@ from harness.run.components import check_components
 from harness.run.driver import hosts_of_run
 from harness.run.rank_files import join_batches, make_folders, rank_events, rank_nodes, rank_records, rank_spec
 from harness.testbed.base import Node
-from harness.testbed.inventory import Host, Inventory
+from harness.testbed.hosts.inventory import Host, Inventory
 from loaders.base import Samples
 from tests.harness.test_config import composed
 

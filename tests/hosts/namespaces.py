@@ -1,13 +1,5 @@
 """Hosts made of namespaces, for tests of the ssh testbed.
 
-    python -m tests.hosts.namespaces up --storage 2 --compute 2 --inventory /tmp/hosts.yml
-    ssh options, keys and addresses are in the inventory; then
-    python -m tests.hosts.namespaces shell --inventory /tmp/hosts.yml storage1        root's shell in a host
-    python -m tests.hosts.namespaces stop|start|reboot --inventory /tmp/hosts.yml storage1
-    python -m tests.hosts.namespaces regime --inventory /tmp/hosts.yml --rtt-ms 30 --rate-gbit 1
-    python -m tests.hosts.namespaces snapshot --inventory /tmp/hosts.yml storage1
-    python -m tests.hosts.namespaces down --inventory /tmp/hosts.yml
-
 Each host has its own network, mount, PID and UTS namespaces, its own copy of every file (an overlay over the machine's
 root), its own sshd and users: `tester` may use sudo without a password, `plain` may not. Storage hosts are on one site,
 all others on another, and a delay line joins the sites.
@@ -15,17 +7,15 @@ all others on another, and a delay line joins the sites.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,14 +27,13 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.link.control import ask, set_regime
+from harness.testbed.link.socket_link import ask, set_regime
 from joulefeed.child import Child, ChildError
 from tests.hosts import snapshot, vm
 from tests.hosts.init import ADMIN
 from tests.hosts.rack import Machine, Plan
 
 REPO = Path(__file__).parents[2]
-ROLES = ("control", "storage", "compute", "tsdb")
 UP_S = 120.0
 VIRTUAL_UP_S = 900.0
 """The image may have to be made first."""
@@ -124,7 +113,7 @@ class Hosts:
 
     def pid(self, host: str) -> int:
         """Return a process that is in a host's network namespace."""
-        pid = self._ask(host, "pid")["pid"]
+        pid = self._ask(host, "pid")
         assert pid is not None, f"{host} is off"
         return int(pid)
 
@@ -145,10 +134,6 @@ class Hosts:
     def start(self, host: str) -> None:
         """Power a host on, and wait until its sshd listens."""
         self._ask(host, "start")
-
-    def reboot(self, host: str) -> None:
-        self.stop(host)
-        self.start(host)
 
     def cable(self, host: str, network: str, *, plugged: bool) -> None:
         """Plug a host's cable of the network `mgmt` or `data` in, or pull it."""
@@ -227,8 +212,8 @@ class Hosts:
     def _machine(self, host: str) -> Machine:
         return next(each for each in self.machines if each.name == host)
 
-    def _ask(self, host: str, do: str, **fields: object) -> dict[str, Any]:
-        return ask(self.folder / "rack.sock", {"do": do, "host": host, **fields}, UP_S)
+    def _ask(self, host: str, do: str, **arguments: Any) -> Any:
+        return ask(self.folder / "rack.sock", do, UP_S, host=host, **arguments)
 
 
 def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
@@ -272,9 +257,6 @@ def namespace_hosts(
     storage: int = 1,
     compute: int = 1,
     *,
-    control: int = 0,
-    tsdb: str | None = None,
-    every_role: bool = False,
     virtual: bool = False,
     delays: bool = True,
     apart: bool = False,
@@ -285,9 +267,6 @@ def namespace_hosts(
     Args:
         storage: number of hosts storage1, storage2, …
         compute: number of hosts compute1, compute2, …
-        control: number of hosts control1, …; with none compute1 has this role.
-        tsdb: name of the host with the time-series database; none by default.
-        every_role: whether compute1 has all roles; false by default.
         virtual: whether they are virtual machines; false by default.
         delays: whether a delay line joins the sites; else they are joined at once, and hosts may use netem.
         apart: whether every second compute host is on the site of the storage hosts; false by default.
@@ -298,18 +277,15 @@ def namespace_hosts(
     """
     if missing := [*obstacles(), *(vm.obstacles() if virtual else [])]:
         raise TestbedError("; ".join(missing))
-    numbers = {"storage": storage, "compute": compute, "control": control}
-    roles = {role: [f"{role}{i + 1}" for i in range(numbers.get(role, 0))] for role in ROLES}
-    names = [(name, role) for role in ROLES for name in roles[role]]
+    roles = {"storage": [f"storage{i + 1}" for i in range(storage)]}
+    roles["compute"] = [f"compute{i + 1}" for i in range(compute)]
+    names = [*roles["storage"], *roles["compute"]]
     there = {*roles["storage"], *(roles["compute"][1::2] if apart else [])}
     machines = [
         Machine(name, number, "storage" if name in there else "compute", virtual)
-        for number, (name, _) in enumerate(names, 1)
+        for number, name in enumerate(names, 1)
     ]
-    roles["control"] = roles["control"] or roles["compute"][:1]
-    roles["tsdb"] = [tsdb] if tsdb else []
-    if every_role:
-        roles = {role: list(dict.fromkeys([*roles[role], "compute1"])) for role in ROLES}
+    roles |= {"control": roles["compute"][:1], "tsdb": []}
     run_id = f"hosts{uuid.uuid4().hex[:8]}"
     with ExitStack() as stack:
         lifetime = Lifetime(run_id)
@@ -374,126 +350,3 @@ def _wait_gone(network: int) -> None:
     deadline = time.monotonic() + DOWN_S
     while Path(f"/sys/class/net/jfm{network}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.hosts.namespaces",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="make hosts that live until `down`")
-    up.add_argument("--storage", type=int, default=1)
-    up.add_argument("--compute", type=int, default=1)
-    up.add_argument("--control", type=int, default=0)
-    up.add_argument("--tsdb", metavar="HOST")
-    up.add_argument("--every-role", action="store_true", help="compute1 has all roles")
-    up.add_argument("--virtual", action="store_true", help="virtual machines in place of namespaces")
-    up.add_argument("--netem", action="store_true", help="no delay line: the hosts use netem on data0")
-    up.add_argument(
-        "--apart", action="store_true", help="every second compute host is on the site of the storage hosts"
-    )
-    up.add_argument("--disk-mb", type=int, default=2048)
-    for name in ("shell", "stop", "start", "reboot", "snapshot", "regime", "down"):
-        commands.add_parser(name)
-    for each in commands.choices.values():
-        each.add_argument("--inventory", type=Path, required=True)
-    for name in ("shell", "stop", "start", "reboot", "snapshot"):
-        commands.choices[name].add_argument("host")
-    commands.choices["shell"].add_argument("argv", nargs=argparse.REMAINDER)
-    commands.choices["regime"].add_argument("--rtt-ms", type=float, default=30)
-    commands.choices["regime"].add_argument("--rate-gbit", type=float, default=1)
-    options = parser.parse_args(arguments)
-    try:
-        return _obey(options)
-    except TestbedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-
-
-def _obey(options: argparse.Namespace) -> int:
-    if options.command == "up":
-        return _up(options)
-    hosts = Hosts.of(options.inventory)
-    if options.command == "down":
-        return _down(hosts, options.inventory)
-    if options.command == "shell":
-        argv = [*hosts.enter(options.host), *(options.argv or ["bash", "-l"])]
-        os.execvp(argv[0], argv)
-    elif options.command == "snapshot":
-        print(json.dumps(hosts.snapshot(options.host), indent=2))
-    elif options.command == "regime":
-        hosts.set_regime(Regime(name="asked", rtt_ms=options.rtt_ms, rate_gbit=options.rate_gbit))
-    else:
-        getattr(hosts, options.command)(options.host)
-    return 0
-
-
-def _up(options: argparse.Namespace) -> int:
-    """Make the hosts in a process that stays, once they are ready; their log is beside the inventory."""
-    inventory: Path = options.inventory.resolve()
-    if inventory.exists():
-        raise TestbedError(f"{inventory} exists; end its hosts with `down`, or remove it")
-    begin, ready = os.pipe()
-    if os.fork():
-        os.close(ready)
-        told = os.read(begin, 65536).decode()
-        print(told.strip() or f"error: the hosts did not start; see {inventory}.log")
-        return 0 if told.startswith("up") else 1
-    os.close(begin)
-    os.setsid()
-    log = os.open(f"{inventory}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    asked, ask_down = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(ask_down, b"!"))
-    try:
-        with namespace_hosts(
-            options.storage,
-            options.compute,
-            control=options.control,
-            tsdb=options.tsdb,
-            every_role=options.every_role,
-            virtual=options.virtual,
-            delays=not options.netem,
-            apart=options.apart,
-            disk_mb=options.disk_mb,
-        ) as hosts:
-            inventory.write_text(hosts.inventory.read_text())
-            os.write(ready, f"up: {', '.join(each.name for each in hosts.machines)}; {inventory}\n".encode())
-            os.close(ready)
-            os.read(asked, 1)
-    except TestbedError as error:
-        os.write(ready, f"error: {error}\n".encode())
-        return error.exit_status
-    return 0
-
-
-def _down(hosts: Hosts, inventory: Path) -> int:
-    state = hosts.folder.with_name(f"{hosts.run_id}.run")
-    try:
-        owner = os.pidfd_open(json.loads(state.read_text())["pid"])
-    except (FileNotFoundError, ProcessLookupError):
-        _forget(inventory)
-        print("the hosts are gone")
-        return 0
-    signal.pidfd_send_signal(owner, signal.SIGTERM)
-    deadline = time.monotonic() + 2 * DOWN_S
-    while state.exists():
-        if time.monotonic() > deadline:
-            raise TestbedError(f"{state} is still there after {2 * DOWN_S:g} s; see {inventory}.log")
-        time.sleep(0.05)
-    _forget(inventory)
-    print("down")
-    return 0
-
-
-def _forget(inventory: Path) -> None:
-    inventory.unlink(missing_ok=True)
-    inventory.with_name(f"{inventory.name}.log").unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,19 +16,26 @@ from __future__ import annotations
 import functools
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.link.control import link_commands, serve
+from harness.testbed.link.base import Link
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, inside, run_in, write_sysctl
-from harness.testbed.link.relay_link import RelayLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from harness.testbed.link.userspace.relay_link import RelayLink
+from joulefeed.calls import Answers, SocketChannel
 from joulefeed.child import Child, ChildError
 from tests.hosts import vm
 from tests.hosts.init import Boot
@@ -40,6 +47,7 @@ NAMESPACES = Path("/run/netns")
 BOOT_S = 60.0
 VIRTUAL_MEMORY_MB = {"storage": 1024, "compute": 4096}
 STOP_S = 10.0
+REQUEST_S = 2.0
 # The hosts share the machine's kernel, and must not change its clock, load modules or restart it.
 CONTAIN = ["setpriv", "--bounding-set", "-sys_time,-sys_module,-sys_boot", "--"]
 UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--"]
@@ -90,6 +98,7 @@ class Rack:
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         self._plan, self._folder = plan, Path(plan.folder)
+        self._machines = {machine.name: machine for machine in plan.machines}
         self._hosts: dict[str, Child] = {}
         self._virtual: dict[str, vm.VirtualMachine] = {}
         self._host_keys: dict[str, str] = {}
@@ -124,24 +133,24 @@ class Rack:
         """The hosts' public keys by name."""
         return self._host_keys
 
-    def answer(self, command: dict[str, Any]) -> dict[str, object]:
-        """Do what the tests do to hosts from outside."""
-        machine = next((each for each in self._plan.machines if each.name == command["host"]), None)
-        if machine is None:
-            raise TestbedError(f"no host {command['host']}; expected one of {', '.join(self._hosts)}")
-        if command["do"] == "stop":
-            self._stop(machine)
-        elif command["do"] == "start":
-            if machine.name not in self._hosts:
-                self._start(machine)
-                self._await(machine)
-        elif command["do"] == "cable":
-            state = "up" if command["plugged"] else "down"
-            bridge = "mgmt" if command["network"] == "mgmt" else site(machine.site)
-            run("ip", "-n", bridge, "link", "set", f"{command['network']}{machine.number}", state)
-        elif command["do"] != "pid":
-            raise TestbedError(f"unknown command {command['do']!r}; expected stop, start, cable or pid")
-        return {"pid": child.pid if (child := self._hosts.get(machine.name)) else None}
+    def answers(self) -> dict[str, Callable[..., object]]:
+        """Return what the tests may do to hosts from outside, by name."""
+        return {"pid": self._pid, "stop": self._stop, "start": self._power_on, "cable": self._plug}
+
+    def _pid(self, host: str) -> int | None:
+        child = self._hosts.get(host)
+        return None if child is None else child.pid
+
+    def _power_on(self, host: str) -> None:
+        if host not in self._hosts:
+            machine = self._machines[host]
+            self._start(machine)
+            self._await(machine)
+
+    def _plug(self, host: str, network: str, plugged: bool) -> None:
+        machine = self._machines[host]
+        bridge = "mgmt" if network == "mgmt" else site(machine.site)
+        run("ip", "-n", bridge, "link", "set", f"{network}{machine.number}", "up" if plugged else "down")
 
     def stop_all(self) -> None:
         """End all hosts."""
@@ -231,14 +240,14 @@ class Rack:
         taps = []
         for kind, bridge in (("mgmt", "mgmt"), ("data", site(machine.site))):
             tap = f"{kind}{machine.number}"
-            taps.append(inside(str(path(bridge)), lambda tap=tap: vm.open_tap(tap, has_header=self._image().has_kvm)))
+            taps.append(inside(str(path(bridge)), lambda tap=tap: vm.open_tap(tap)))
             run("ip", "-n", bridge, "link", "set", tap, "master", "lan", "up")
         self._hosts[name] = self._virtual[name].start(taps[0], taps[1], identity)
         for descriptor in taps:
             os.close(descriptor)
 
     @functools.cache  # noqa: B019 - there is one rack
-    def _image(self) -> vm.Image:
+    def _image(self) -> Path:
         return vm.image()
 
     def _known(self) -> dict[str, str]:
@@ -254,9 +263,9 @@ class Rack:
             raise TestbedError(f"host {machine.name} {error}") from error
         self._host_keys[machine.name] = str(ready["host_key"])
 
-    def _stop(self, machine: Machine) -> None:
+    def _stop(self, host: str) -> None:
         """Power a host off at once: its cables first, so that nobody is told."""
-        child = self._hosts.pop(machine.name, None)
+        machine, child = self._machines[host], self._hosts.pop(host, None)
         if child is None:
             return
         for bridge, interface in (("mgmt", f"mgmt{machine.number}"), (site(machine.site), f"data{machine.number}")):
@@ -272,6 +281,49 @@ class Rack:
 
     def _disk(self, machine: Machine) -> Path:
         return self._folder / "disks" / machine.name
+
+
+def link_answers(link: Link) -> dict[str, Callable[..., object]]:
+    """Return what answers at a link's control socket."""
+
+    def set_regime(regime: dict[str, Any], recalibrate: bool = False) -> None:
+        try:
+            link.set(Regime.model_validate(regime), recalibrate=recalibrate)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise TestbedError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+
+    return {"set": set_regime, "counters": lambda: asdict(link.counters()), "describe": link.describe}
+
+
+def serve(
+    answers: Mapping[Path, Mapping[str, Callable[..., object]]], stop_fd: int, on_listening: Callable[[], None]
+) -> None:
+    """Answer calls on sockets, which only this user may connect to, one after the other until the end of `stop_fd`."""
+    listeners: dict[socket.socket, Mapping[str, Callable[..., object]]] = {}
+    for where, handlers in answers.items():
+        listener = socket.socket(socket.AF_UNIX)
+        mask = os.umask(0o177)
+        listener.bind(str(where))
+        os.umask(mask)
+        listener.listen()
+        listeners[listener] = handlers
+    on_listening()
+    while True:
+        ready, _, _ = select.select([stop_fd, *listeners], (), ())
+        if stop_fd in ready and not os.read(stop_fd, 4096):
+            return
+        for listener in listeners.keys() & set(ready):
+            connection, _ = listener.accept()
+            with connection, suppress(OSError, EOFError):
+                # A client that is silent must not keep the others waiting for long.
+                if (line := SocketChannel(connection).read_line(REQUEST_S)) is not None:
+                    write = functools.partial(_send, connection)
+                    Answers(listeners[listener], (TestbedError, KeyError), write=write).answer(line)
+
+
+def _send(connection: socket.socket, line: str) -> None:
+    connection.sendall(line.encode())
 
 
 def site(name: str) -> str:
@@ -330,9 +382,9 @@ def main() -> int:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
         ready = {"network": rack.network, "host_keys": rack.host_keys}
-        answers = {Path(plan.folder) / "rack.sock": rack.answer}
+        answers = {Path(plan.folder) / "rack.sock": rack.answers()}
         if rack.link is not None:
-            answers[Path(plan.folder) / "link" / "control"] = link_commands(rack.link)
+            answers[Path(plan.folder) / "link" / "control"] = link_answers(rack.link)
         serve(answers, sys.stdin.fileno(), lambda: print(json.dumps(ready), flush=True))
     return 0
 

@@ -1,9 +1,8 @@
 """Virtual machines as hosts: a Debian image made once by debootstrap, and what starts a machine from it.
 
-The image has systemd, kernel modules for netem and NFS, chrony and the users of namespace hosts. QEMU runs it where KVM
-boots a kernel, and user-mode Linux elsewhere: programs run at this machine's speed in it, where an emulated CPU is 16
-times slower. The checkout and its interpreter are shared read-only. `python -m tests.hosts.vm` makes the image and
-prints its folder.
+The image has systemd, kernel modules for netem and NFS, chrony and the users of namespace hosts. User-mode Linux runs
+it: programs run at this machine's speed in it, and it needs no KVM. The checkout and its interpreter are shared
+read-only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
@@ -30,27 +28,23 @@ from tests.hosts.init import ADMIN, PLAIN
 
 RELEASE = "bookworm"
 PACKAGES = (
-    *("systemd-sysv", "udev", "dbus", "kmod", "initramfs-tools", "linux-image-cloud-amd64"),
+    *("systemd-sysv", "udev", "dbus", "kmod"),
     *("openssh-server", "openssh-client", "sudo", "iproute2", "procps", "nftables", "chrony"),
     *("nfs-kernel-server", "nfs-common", "python3", "python3-apt", "gcc", "libc6-dev"),
 )
 TOOLS = {
     "debootstrap": "debootstrap",
-    "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-img": "qemu-utils",
     "mke2fs": "e2fsprogs",
     "linux.uml": "user-mode-linux",
 }
 UML_MODULES = Path("/usr/lib/uml/modules")
-VIRTIOFSD = (Path("/usr/lib/qemu/virtiofsd"), Path("/usr/libexec/virtiofsd"))
 DISK = "6G"
 MOUNTS = ("unshare", "--mount", "--")
 """What debootstrap and package scripts mount goes with them."""
-KVM_PROBE_S = 20.0
 BOOT_S = 300.0
 STOP_S = 20.0
 TUNSETIFF = 0x400454CA  # linux/if_tun.h
-IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
 # Each takes a second or more, and no test needs it.
 MASKED = (
     "apt-daily.timer",
@@ -65,9 +59,7 @@ IDENTITY = """\
 #!/bin/sh
 set -eu
 mkdir -p /run/identity
-disk=/dev/vdb
-[ -b "$disk" ] || disk=/dev/ubdb
-mount -o ro "$disk" /run/identity
+mount -o ro /dev/ubdb /run/identity
 . /run/identity/settings
 echo "$NAME" > /etc/hostname
 hostname "$NAME"
@@ -90,11 +82,7 @@ ip address add "$DATA_ADDRESS/24" dev data0
 ip link set data0 up
 ip route add 10.77.0.0/16 via "$GATEWAY"
 mkdir -p /run/shared
-if grep -qw hostfs /proc/filesystems; then
-  mount -t hostfs -o ro none /run/shared
-else
-  mount -t virtiofs -o ro shared /run/shared
-fi
+mount -t hostfs -o ro none /run/shared
 while read -r folder; do
   mkdir -p "$folder"
   mount --bind "/run/shared$folder" "$folder"
@@ -119,25 +107,13 @@ RequiredBy=ssh.service
 """
 
 
-@dataclass(frozen=True)
-class Image:
-    """A folder with disk.img, vmlinuz and initrd.img."""
-
-    folder: Path
-    has_kvm: bool
-    """Whether /dev/kvm boots a kernel here."""
-
-
 def obstacles() -> list[str]:
     """Return what this machine lacks for virtual machines; empty when nothing is missing."""
-    found = [f"{tool}: apt-get install {package}" for tool, package in TOOLS.items() if shutil.which(tool) is None]
-    if not any(path.exists() for path in VIRTIOFSD):
-        found.append("virtiofsd: apt-get install qemu-system-common (or virtiofsd)")
-    return found
+    return [f"{tool}: apt-get install {package}" for tool, package in TOOLS.items() if shutil.which(tool) is None]
 
 
-def image() -> Image:
-    """Return the image, made first if the cache does not have it: a minute or two, and 3 GB.
+def image() -> Path:
+    """Return the folder of the image, disk.img, made first if the cache does not have it: a minute or two, and 3 GB.
 
     Raises:
         TestbedError: a tool is missing, or a step failed.
@@ -156,7 +132,7 @@ def image() -> Image:
             marker.unlink(missing_ok=True)
             _make(cache)
             marker.write_text(recipe)
-        return Image(cache, _boots_with_kvm(cache))
+        return cache
 
 
 def _make(cache: Path) -> None:
@@ -174,13 +150,7 @@ def _make(cache: Path) -> None:
         else:
             _run("tar", "-C", str(root), "-xf", str(base))
         _configure(root)
-        for name in ("vmlinuz", "initrd.img"):
-            shutil.copy((root / name).resolve() if not (root / name).is_symlink() else _link(root, name), cache / name)
         _run("mke2fs", "-q", "-t", "ext4", "-F", "-d", str(root), str(cache / "disk.img"), DISK)
-
-
-def _link(root: Path, name: str) -> Path:
-    return root / str((root / name).readlink()).lstrip("/")
 
 
 def _configure(root: Path) -> None:
@@ -191,9 +161,6 @@ def _configure(root: Path) -> None:
     script.write_text(IDENTITY)
     script.chmod(0o755)
     (root / "etc/systemd/system/identity.service").write_text(UNIT)
-    initramfs = root / "etc/initramfs-tools"
-    (initramfs / "conf.d/small").write_text("MODULES=list\nCOMPRESS=lz4\n")
-    (initramfs / "modules").write_text("virtio_pci\nvirtio_blk\next4\n")
     for user in (ADMIN, PLAIN):
         _run(*MOUNTS, "chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", user)
     sudoers = root / f"etc/sudoers.d/{ADMIN}"
@@ -205,35 +172,6 @@ def _configure(root: Path) -> None:
     (root / "etc/machine-id").write_text("")
     _run(*MOUNTS, "chroot", str(root), "systemctl", "enable", "identity.service")
     _run(*MOUNTS, "chroot", str(root), "systemctl", "mask", *MASKED)
-    _run(*MOUNTS, "chroot", str(root), "update-initramfs", "-u")
-
-
-def _boots_with_kvm(cache: Path) -> bool:
-    """Boot a kernel without a disk: it panics in seconds where KVM works, and where it does not, it never says a word.
-
-    The answer is kept until this machine boots again.
-    """
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return False
-    kept, boot = cache / "kvm", Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    if not kept.exists() or kept.read_text().split()[0] != boot:
-        argv = [
-            "qemu-system-x86_64",
-            "-accel",
-            "kvm",
-            "-cpu",
-            "host",
-            "-m",
-            "256",
-            "-nographic",
-            "-no-reboot",
-            "-nodefaults",
-        ]
-        argv += ["-serial", "stdio", "-kernel", str(cache / "vmlinuz"), "-append", "console=ttyS0 panic=-1"]
-        with Child(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, killed_with_parent=True) as child:
-            told = child.finish(KVM_PROBE_S) or b""
-        kept.write_text(f"{boot} {'yes' if b'Linux version' in told else 'no'}")
-    return kept.read_text().split()[1] == "yes"
 
 
 @dataclass(frozen=True)
@@ -259,8 +197,8 @@ class VirtualMachine:
         memory_mb: its memory.
     """
 
-    def __init__(self, made: Image, folder: Path, memory_mb: int) -> None:
-        self._image, self._folder, self._memory_mb = made, folder, memory_mb
+    def __init__(self, image: Path, folder: Path, memory_mb: int) -> None:
+        self._image, self._folder, self._memory_mb = image, folder, memory_mb
         self._stack = ExitStack()
 
     def prepare(self, identity: Identity) -> str:
@@ -305,7 +243,6 @@ class VirtualMachine:
             identity: as `prepare` got it.
         """
         folder = self._folder
-        run = self._qemu if self._image.has_kvm else self._uml
         # All of its processes hold the other end open.
         ended, alive = os.pipe()
         self._stack.callback(_await_end, ended)
@@ -313,7 +250,7 @@ class VirtualMachine:
         try:
             return self._stack.enter_context(
                 Child(
-                    run(mgmt_tap, data_tap, identity),
+                    self._uml(mgmt_tap, data_tap, identity),
                     stdin=subprocess.DEVNULL,
                     stdout=console,
                     stderr=folder / "machine.log",
@@ -332,48 +269,9 @@ class VirtualMachine:
             # Its processes are this machine's, and end with their namespace. It does not start as the first of them.
             *("unshare", "--pid", "--fork", "--kill-child", "--", "setsid", "--fork", "--wait"),
             *("linux.uml", f"mem={self._memory_mb}M", "root=/dev/ubda", "rw", f"hostfs={folder / 'shared'}"),
-            *(f"ubd0={folder / 'disk.cow'},{self._image.folder / 'disk.img'}", f"ubd1r={folder / 'identity.img'}"),
+            *(f"ubd0={folder / 'disk.cow'},{self._image / 'disk.img'}", f"ubd1r={folder / 'identity.img'}"),
             *(f"uml_dir={folder / 'uml'}", "umid=machine", "con=null", "con0=null,fd:1", "ssl=null"),
             *(f"vec{n}:transport=fd,fd={tap},vec=0,mac={card}" for n, (tap, card) in enumerate(cards)),
-        ]
-
-    def _qemu(self, mgmt_tap: int, data_tap: int, identity: Identity) -> list[str]:
-        folder, memory = self._folder, f"{self._memory_mb}M"
-        disk = folder / "disk.qcow2"
-        if not disk.exists():
-            backing = ["-F", "raw", "-b", str(self._image.folder / "disk.img")]
-            _run("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk))
-        sock = folder / "shared.sock"
-        sock.unlink(missing_ok=True)
-        virtiofsd = next(str(path) for path in VIRTIOFSD if path.exists())
-        share = [virtiofsd, f"--socket-path={sock}", "-o", f"source={folder / 'shared'}", "-o", "cache=always"]
-        log = folder / "virtiofsd.log"
-        self._stack.enter_context(
-            Child([*share, "-o", "sandbox=chroot"], stdin=subprocess.DEVNULL, stderr=log, killed_with_parent=True)
-        )
-        deadline = time.monotonic() + 20
-        while not sock.exists():
-            if time.monotonic() > deadline:
-                raise TestbedError(f"virtiofsd did not start: {log.read_text()[-300:]}")
-            time.sleep(0.02)
-        cards = {"mgmt": (mgmt_tap, identity.mgmt_card), "data": (data_tap, identity.data_card)}
-        return [
-            *("qemu-system-x86_64", "-nodefaults", "-nographic", "-accel", "kvm", "-cpu", "host"),
-            *("-smp", "1", "-m", memory, "-serial", "stdio", "-device", "virtio-rng-pci"),
-            *("-object", f"memory-backend-memfd,id=memory,size={memory},share=on", "-numa", "node,memdev=memory"),
-            *("-kernel", str(self._image.folder / "vmlinuz"), "-initrd", str(self._image.folder / "initrd.img")),
-            *("-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1"),
-            *("-drive", f"file={disk},if=virtio,format=qcow2,cache=unsafe"),
-            *("-drive", f"file={folder / 'identity.img'},if=virtio,format=raw,readonly=on"),
-            *("-chardev", f"socket,id=shared,path={sock}", "-device", "vhost-user-fs-pci,chardev=shared,tag=shared"),
-            *(
-                part
-                for name, (tap, card) in cards.items()
-                for part in (
-                    *("-netdev", f"tap,id={name},fd={tap}"),
-                    *("-device", f"virtio-net-pci,netdev={name},mac={card}"),
-                )
-            ),
         ]
 
     def stop(self) -> None:
@@ -397,11 +295,10 @@ class VirtualMachine:
         raise TestbedError(f"virtual machine at {address} does not answer in {BOOT_S:g} s; its console says {told!r}")
 
 
-def open_tap(name: str, *, has_header: bool) -> int:
+def open_tap(name: str) -> int:
     """Make a TAP device in the calling thread's network namespace; it lives as long as the descriptor."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-    flags = IFF_TAP | IFF_NO_PI | (IFF_VNET_HDR if has_header else 0)
-    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return descriptor
 
 
@@ -416,8 +313,3 @@ def _run(*argv: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment)
     if done.returncode:
         raise TestbedError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()[-500:]}")
-
-
-if __name__ == "__main__":
-    print(image())
-    sys.exit()

@@ -14,7 +14,7 @@ import pytest
 
 from harness.system.process import processes_of_run
 from harness.testbed import clean
-from harness.testbed.mount_table import mounts_below
+from harness.testbed.mounts.table import mounts_below
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
 

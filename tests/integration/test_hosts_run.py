@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from energymon.influx.dashboard import template
-from harness.testbed.inventory import LEAD_SSH_CONFIG
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG
 from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum
 from tests.hosts.lead import connect_lead

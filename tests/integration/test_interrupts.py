@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE
-from harness.testbed.mount_table import mounts_below
+from harness.testbed.mounts.table import mounts_below
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
 from tests.energymon.influx.server import ORG, Server

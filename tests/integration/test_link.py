@@ -21,11 +21,12 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
-from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
-from harness.testbed.link.bounds import list_link_bounds
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link.measure.bounds import list_link_bounds
+from harness.testbed.link.measure.probe import probe, probe_server
+from harness.testbed.link.measure.roundtrip import Pinger
 from harness.testbed.link.namespace import inside, run_in
-from harness.testbed.link.roundtrip import Pinger
-from harness.testbed.probe import ProbeServer, probe
+from harness.testbed.link.userspace import relay_link
 
 serial = pytest.mark.serial
 """What else runs may spoil what these tests measure."""
@@ -95,8 +96,8 @@ def measured_rate_gbit(namespaces: tuple[str, str], regime: Regime) -> float | N
 def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
     storage, compute = namespaces
 
-    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=storage)) as server:
-        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime)
+    with probe_server(Node("storage", "linktest", STORAGE_ADDRESS, namespace=storage)) as port:
+        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, port, regime)
 
 
 def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from harness.results.disturbance import summarize_pings
 from harness.results.epochs import CellData
 from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link.measure.probe import MODULE, probe_server
+from harness.testbed.link.measure.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
 from harness.testbed.link.namespace import run_in
-from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
-from harness.testbed.probe import ProbeServer
 
 pytestmark = [
     pytest.mark.process,
@@ -61,7 +62,7 @@ def link(namespaces):
 
 @pytest.fixture(scope="module")
 def server(namespaces):
-    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=namespaces[0])) as running:
+    with probe_server(Node("storage", "linktest", STORAGE_ADDRESS, namespace=namespaces[0])) as running:
         yield running
 
 
@@ -72,8 +73,8 @@ def under_load(link, namespaces, server, tmp_path):
     def seen(do):
         link.set(REGIME)
         link.counters()
-        flows = [sys.executable, "-m", "harness.testbed.probe", "measure", "--host", STORAGE_ADDRESS]
-        flows += ["--port", str(server.port), "--seconds", str(LOAD_S), "--flows", "2"]
+        arguments = json.dumps({"seconds": LOAD_S, "flows": 2})
+        flows = [sys.executable, *MODULE, "measure", STORAGE_ADDRESS, str(server), arguments]
         loading = threading.Thread(target=run_in, args=(namespaces[1], flows))
         start = {"utc_ns": time.time_ns(), "epoch": 1}
         with LinkWatch(compute_node(namespaces), STORAGE_ADDRESS, tmp_path / "link.parquet") as watch:

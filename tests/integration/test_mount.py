@@ -12,7 +12,7 @@ from harness.config.regime import Regime
 from harness.errors import MountError
 from harness.system.process import processes_of_run
 from harness.testbed import open_testbed
-from harness.testbed.mount_table import mounts_below
+from harness.testbed.mounts.table import mounts_below
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
 

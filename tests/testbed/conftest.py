@@ -1,11 +1,27 @@
 """Ansible for the tests that need it."""
 
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 REPO = Path(__file__).parents[2]
+
+
+@dataclass
+class Steps:
+    """What a user would see of a playbook."""
+
+    notes: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+
+    def follow(self, what, done, total=None, detail=""):
+        self.steps.append(detail)
+
+    def note(self, text):
+        assert "\n" not in text
+        self.notes.append(text)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from harness.errors import CellError, MemoryLimitError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.clean import tear_down
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, memory_parent, remove_memory_groups
+from harness.testbed.memory import limited_memory, memory_obstacles, memory_parent, remove_memory_groups
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = memory_obstacles()
@@ -214,9 +214,3 @@ def test_a_limit_that_the_kernel_refuses_is_told_with_the_place(run, monkeypatch
         limited_memory(run, LIMIT_MB, "a-cell"),
     ):
         raise AssertionError("not reached")
-
-
-def test_a_group_is_of_a_node_and_leaves_the_node_alone():
-    node = Node("compute", "run1")
-    assert MemoryGroup(Path("/sys/x"), 1, 1).node(node).memory_group == Path("/sys/x")
-    assert node.memory_group is None

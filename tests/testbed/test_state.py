@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from harness.errors import TestbedError
 from harness.testbed import state as state_module
-from harness.testbed.state import RunNames, RunState, abandoned_runs, living_runs, state_root
+from harness.testbed.state import RunState, abandoned_runs, living_runs, state_root
 
 OWNER = """
 import sys
@@ -91,13 +90,6 @@ def test_folder_of_a_run_is_private(root):
     held = RunState.create("private")
     assert held.names.folder.stat().st_mode & 0o777 == 0o700
     held.forget()
-
-
-def test_names_of_two_runs_differ_in_everything():
-    one, two = (RunNames(run_id, Path("/run/x")) for run_id in ("aaaa", "bbbb"))
-    assert one.state_file != two.state_file
-    assert one.folder != two.folder
-    assert not set(one.namespace_paths) & set(two.namespace_paths)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root keeps its states in /run/joulefeed")

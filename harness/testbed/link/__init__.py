@@ -28,23 +28,23 @@ def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto") -> L
     # Imported where they are used: the probe starts as a process of its own and must start quickly.
     from harness.testbed.link.netem_link import NetemLink
     from harness.testbed.link.qdisc import kernel_has
-    from harness.testbed.link.relay_link import RelayLink
+    from harness.testbed.link.userspace.relay_link import RelayLink
 
-    if kind == "relay":
-        return RelayLink(storage_ns, compute_ns)
-    if kind == "netem":
-        if not kernel_has(storage_ns, "netem"):
-            raise TestbedError(
-                "link kind netem: this kernel has no sch_netem; use kind relay, or load the module as root "
-                "(modprobe sch_netem; on Debian and Ubuntu it is in linux-modules-extra)"
-            )
-        return NetemLink(storage_ns, compute_ns)
-    if kernel_has(storage_ns, "netem"):
+    why_not = ""
+    if kind != "relay" and kernel_has(storage_ns, "netem"):
         try:
             return NetemLink(storage_ns, compute_ns)
         except TestbedError as error:
             # netem is there but not what leads to it (ifb, mirred): the relay does the same, and says why.
-            link = RelayLink(storage_ns, compute_ns)
-            link.note(f"netem was not used: {error}")
-            return link
-    return RelayLink(storage_ns, compute_ns)
+            if kind == "netem":
+                raise
+            why_not = f"netem was not used: {error}"
+    elif kind == "netem":
+        raise TestbedError(
+            "link kind netem: this kernel has no sch_netem; use kind relay, or load the module as root "
+            "(modprobe sch_netem; on Debian and Ubuntu it is in linux-modules-extra)"
+        )
+    link = RelayLink(storage_ns, compute_ns)
+    if why_not:
+        link.note(why_not)
+    return link

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from harness.errors import TestbedError
@@ -15,9 +14,9 @@ from harness.testbed.link.delay_calibration import (
     measure_rtt_ms,
 )
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
-from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp
+from harness.testbed.link.userspace.paths import PathCounters
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime
@@ -112,9 +111,7 @@ class Link(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -131,7 +128,7 @@ class ShapedLink(Link):
         self._regime: Regime | None = None
 
     def _measure_rtt_ms(self, seconds: float) -> float:
-        return measure_rtt_ms(self._namespaces[1], seconds)
+        return measure_rtt_ms(self._namespaces[1], STORAGE_ADDRESS, seconds)
 
     def _measure_floor(self) -> None:
         """Measure the round trip of the link, which is up and has no delay yet. Raises TestbedError."""
@@ -181,16 +178,22 @@ class ShapedLink(Link):
         """Describe, for a run's provenance, the parts of the link and its calibration."""
         return {
             "kind": self.kind,
-            "interface": INTERFACE,
-            "mtu_bytes": MTU,
+            "interface": self.interface,
             "floor_ms": self.floor_ms,
             "regime": None if self._regime is None else self._regime.name,
             "calibrations": [asdict(calibration) for calibration in self._calibrations],
+            "notes": list(self._notes),
+            **self._describe_ends(),
+        }
+
+    def _describe_ends(self) -> dict[str, object]:
+        """Describe both ends of the link."""
+        return {
+            "mtu_bytes": MTU,
             "storage_tcp": read_tcp(self._namespaces[0]),
             "compute_tcp": read_tcp(self._namespaces[1]),
             "storage_qdiscs": describe_qdiscs(self._namespaces[0]),
             "compute_qdiscs": describe_qdiscs(self._namespaces[1]),
-            "notes": list(self._notes),
         }
 
     def _bring_up(self) -> None:

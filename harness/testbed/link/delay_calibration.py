@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.testbed.link.namespace import STORAGE_ADDRESS, inside
-from harness.testbed.link.roundtrip import Pinger, percentile
+from harness.testbed.link.measure.roundtrip import Pinger, percentile
+from harness.testbed.link.namespace import inside
 
 ATTEMPTS = 4
 FLOOR_ATTEMPTS = 3
@@ -38,13 +38,13 @@ class Calibration:
         return abs(self.measured_ms - self.rtt_ms) <= max(GOOD_MS, GOOD_SHARE * self.rtt_ms)
 
 
-def measure_rtt_ms(compute_namespace: str, seconds: float) -> float:
-    """Measure the median round trip from the compute node over the link, in ms.
+def measure_rtt_ms(namespace: str | None, peer: str, seconds: float) -> float:
+    """Measure the median round trip from a network namespace, None for the caller's, to an address, in ms.
 
     Raises:
         OSError: the link carries nothing.
     """
-    with inside(compute_namespace, lambda: Pinger(STORAGE_ADDRESS)) as pinger:
+    with inside(namespace, lambda: Pinger(peer)) as pinger:
         pinger.ping(0.0)
         return percentile(pinger.ping(seconds), 0.5) / 1e6
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,23 +51,15 @@ def inside(namespace: str | None, action: Callable[[], T]) -> T:
 
     A socket that is made there stays in that namespace, whichever thread uses it later.
     """
-    results: list[T] = []
-    errors: list[BaseException] = []
 
-    def visit() -> None:
-        try:
-            if namespace is not None:
-                enter(namespace)
-            results.append(action())
-        except BaseException as error:  # noqa: BLE001  carried to the caller's thread below
-            errors.append(error)
+    def visit() -> T:
+        if namespace is not None:
+            enter(namespace)
+        return action()
 
-    visitor = threading.Thread(target=visit, name=f"inside-{Path(namespace or '').name}")
-    visitor.start()
-    visitor.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    # The thread ends here: none other enters the namespace.
+    with ThreadPoolExecutor(1, thread_name_prefix=f"inside-{Path(namespace or '').name}") as thread:
+        return thread.submit(visit).result()
 
 
 def run_in(namespace: str | None, argv: Sequence[str], *, stdin: str | None = None) -> str:

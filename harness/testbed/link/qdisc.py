@@ -71,25 +71,13 @@ def delay_ingress(
     netem stands behind an ifb device on the receiving side because a packet that netem holds no longer counts
     against its sender's queue: on the sending side it would undo the back-pressure of the rate cap.
     """
-    # A rate makes netem serialise, which keeps the order that jitter would break; twice the cap is idle.
-    netem = _netem(delay_ms, jitter_ms, loss_pct, 2 * rate_gbit if jitter_ms else None)
-    run_in(namespace, ["tc", "qdisc", "replace", "dev", ingress, "root", "handle", "1:", "netem", *netem])
-
-
-def delay_egress(
-    namespace: str | None, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float, interface: str
-) -> None:
-    """Delay what leaves the namespace over the interface with netem, which caps the rate as well."""
-    netem = _netem(delay_ms, jitter_ms, loss_pct, rate_gbit)
-    run_in(namespace, ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "netem", *netem])
-
-
-def _netem(delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float | None) -> list[str]:
     netem = ["delay", f"{delay_ms * 1000:.0f}us"]
+    # A rate makes netem serialise, which keeps the order that jitter would break; twice the cap is idle.
     netem += [f"{jitter_ms * 1000:.0f}us", "distribution", "normal"] if jitter_ms else []
     netem += ["loss", "random", f"{loss_pct}%"] if loss_pct else []
-    netem += ["rate", f"{rate_gbit * 1e9:.0f}bit"] if rate_gbit else []
-    return [*netem, "limit", str(NETEM_LIMIT_PACKETS)]
+    netem += ["rate", f"{2 * rate_gbit * 1e9:.0f}bit"] if jitter_ms else []
+    netem += ["limit", str(NETEM_LIMIT_PACKETS)]
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", ingress, "root", "handle", "1:", "netem", *netem])
 
 
 def redirect_ingress(

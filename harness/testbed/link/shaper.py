@@ -1,31 +1,24 @@
-"""Delays and caps what passes one interface of this host.
+"""Delays and caps what passes one interface, by the kernel's netem and tbf.
 
-`python -m harness.testbed.link.shaper INTERFACE FILE PEER...` caps the rate where packets leave (tbf), and delays those
-that come from the peers' addresses (netem). A kernel without ifb delays where packets leave instead. Each line on
-standard input is a JSON command, each line on standard output its answer; the end of standard input takes everything
-away again. FILE names the interface until then, so that `restore` can do so when this process is killed.
-
-    {"do": "set", "delay_ms": 15, "jitter_ms": 0, "loss_pct": 0, "rate_gbit": 10}   one-way delay -> {"ok": true}
-    {"do": "counters"}                                        -> {"drops": 0, "packets": 0, "bytes": 0}
-    {"do": "describe"}                                        -> {"qdiscs": [...]}
+`python -m harness.testbed.link.shaper INTERFACE FILE PEER...` does so on this host for packets from the peers'
+addresses, and answers calls until the end of standard input, which takes everything away again. FILE names the
+interface until then, so that `restore` can do so when this process is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from harness.errors import TestbedError
-from harness.testbed.link.namespace import run_in
+from harness.testbed.link.namespace import INTERFACE, run_in
 from harness.testbed.link.qdisc import (
     INGRESS_INTERFACE,
     WantedLosses,
     cap_rate,
-    delay_egress,
     delay_ingress,
     describe_qdiscs,
     kernel_has,
@@ -33,6 +26,7 @@ from harness.testbed.link.qdisc import (
     redirect_ingress,
     segment_in_kernel,
 )
+from joulefeed.calls import Answers
 
 RECORD: Final = "shaped-interface"
 """Name of FILE in a run's folder."""
@@ -41,67 +35,57 @@ _DEFAULT_HANDLE: Final = "0:"
 
 
 class Shaper:
-    """The queueing disciplines of one interface, until it is closed.
+    """The queueing disciplines of one interface: a cap on what leaves, and a delay of what comes in.
 
     Args:
-        interface: the interface of the data network.
-        record: file that names it meanwhile.
-        peers: addresses at the far ends of the link.
+        namespace: path of the network namespace; None for the caller's.
+        interface: the interface.
+        sources: IPv4 networks whose packets are delayed; all by default.
 
     Raises:
-        TestbedError: the kernel has no netem, or the interface is missing or has a queueing discipline of its own.
+        TestbedError: the kernel lacks ifb, the ingress qdisc or act_mirred.
     """
 
-    def __init__(self, interface: str, record: Path, peers: Sequence[str]) -> None:
-        self._interface = interface
-        own = [one for one in describe_qdiscs(None, interface) if str(one.get("handle")) != _DEFAULT_HANDLE]
-        if own:
-            kinds = ", ".join(f"{one.get('kind')} {one.get('handle')}" for one in own)
-            raise TestbedError(
-                f"{interface} has a queueing discipline that somebody set ({kinds}), and it would be lost: remove it "
-                f"(tc qdisc del dev {interface} root), or name another data interface"
-            )
-        if not kernel_has(None, "netem"):
-            raise TestbedError("this kernel has no sch_netem: modprobe sch_netem (Ubuntu: linux-modules-extra)")
-        record.write_text(f"{interface}\n")
-        self._record, self._losses = record, WantedLosses()
-        self.delays_ingress = True
-        """Whether packets are delayed where they come in; else where they leave."""
-        try:
-            redirect_ingress(None, interface, sources=[f"{peer}/32" for peer in peers])
-        except TestbedError:
-            restore(record)
-            record.write_text(f"{interface}\n")
-            self.delays_ingress = False
+    def __init__(
+        self, namespace: str | None, interface: str = INTERFACE, sources: Sequence[str] = ("0.0.0.0/0",)
+    ) -> None:
+        self._namespace, self._interface = namespace, interface
+        self._losses = WantedLosses()
+        redirect_ingress(namespace, interface, sources=sources)
 
-    def set(self, *, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:
+    def set(self, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:
         """Delay by half of the round trip and cap the rate from now on."""
         self._losses.begin(self._delay_drops(), losing=loss_pct > 0)
-        segment_in_kernel(None, every_packet=loss_pct > 0, interface=self._interface)
-        if self.delays_ingress:
-            cap_rate(None, rate_gbit, self._interface)
-            delay_ingress(None, delay_ms, jitter_ms, loss_pct, rate_gbit)
-        else:
-            delay_egress(None, delay_ms, jitter_ms, loss_pct, rate_gbit, self._interface)
+        segment_in_kernel(self._namespace, every_packet=loss_pct > 0, interface=self._interface)
+        cap_rate(self._namespace, rate_gbit, self._interface)
+        delay_ingress(self._namespace, delay_ms, jitter_ms, loss_pct, rate_gbit)
 
     def counters(self) -> dict[str, int]:
-        """Count dropped packets, those that left, and their bytes."""
-        left = qdisc_counts(None, self._interface)
-        drops = self._losses.count_unwanted(self._delay_drops()) + (left.drops if self.delays_ingress else 0)
+        """Count packets that were dropped though no regime asks for it, and those that left, with their bytes."""
+        left = qdisc_counts(self._namespace, self._interface)
+        # netem's queue is too long to overflow.
+        drops = left.drops + self._losses.count_unwanted(self._delay_drops())
         return {"drops": drops, "packets": left.packets, "bytes": left.bytes}
 
     def _delay_drops(self) -> int:
-        """Count the drops where packets are delayed."""
-        return qdisc_counts(None, INGRESS_INTERFACE if self.delays_ingress else self._interface).drops
+        return qdisc_counts(self._namespace, INGRESS_INTERFACE).drops
 
     def describe(self) -> dict[str, object]:
-        """Return the queueing disciplines with their statistics."""
-        names = [self._interface, *([INGRESS_INTERFACE] if self.delays_ingress else [])]
-        return {"qdiscs": {name: describe_qdiscs(None, name) for name in names}}
+        """Return the queueing disciplines with their statistics, by interface."""
+        return {name: describe_qdiscs(self._namespace, name) for name in (self._interface, INGRESS_INTERFACE)}
 
-    def close(self) -> None:
-        """Take everything away."""
-        restore(self._record)
+
+def check_unshaped(interface: str) -> None:
+    """Raise TestbedError where the interface has a queueing discipline that somebody set, or the kernel no netem."""
+    own = [one for one in describe_qdiscs(None, interface) if str(one.get("handle")) != _DEFAULT_HANDLE]
+    if own:
+        kinds = ", ".join(f"{one.get('kind')} {one.get('handle')}" for one in own)
+        raise TestbedError(
+            f"{interface} has a queueing discipline that somebody set ({kinds}), and it would be lost: remove it "
+            f"(tc qdisc del dev {interface} root), or name another data interface"
+        )
+    if not kernel_has(None, "netem"):
+        raise TestbedError("this kernel has no sch_netem: modprobe sch_netem (Ubuntu: linux-modules-extra)")
 
 
 def restore(record: Path) -> str | None:
@@ -130,37 +114,23 @@ def restore(record: Path) -> str | None:
     return interface
 
 
-def _answer(shaper: Shaper, command: Mapping[str, Any]) -> Mapping[str, object]:
-    match command["do"]:
-        case "set":
-            shaper.set(**{key: float(value) for key, value in command.items() if key != "do"})
-            return {"ok": True}
-        case "counters":
-            return shaper.counters()
-        case "describe":
-            return shaper.describe()
-        case other:
-            return {"error": f"unknown command {other!r}; expected set, counters or describe"}
-
-
 def main(argv: Sequence[str]) -> int:
     """Shape an interface until standard input ends; returns the exit status."""
     interface, record, *peers = argv
     try:
-        shaper = Shaper(interface, Path(record), peers)
+        check_unshaped(interface)
+        Path(record).write_text(f"{interface}\n")
+        try:
+            shaper = Shaper(None, interface, [f"{peer}/32" for peer in peers])
+            print('{"ready": true}', flush=True)
+            Answers(
+                {"set": shaper.set, "counters": shaper.counters, "describe": shaper.describe}, (TestbedError,)
+            ).run()
+        finally:
+            restore(Path(record))
     except TestbedError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        print(error, file=sys.stderr)
         return error.exit_status
-    try:
-        print(json.dumps({"ready": True, "delays": "ingress" if shaper.delays_ingress else "egress"}), flush=True)
-        for line in sys.stdin:
-            try:
-                answer = _answer(shaper, json.loads(line))
-            except TestbedError as error:
-                answer = {"error": str(error)}
-            print(json.dumps(answer), flush=True)
-    finally:
-        shaper.close()
     return 0
 
 

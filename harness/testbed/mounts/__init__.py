@@ -1,0 +1,1 @@
+"""Mounts of a directory of one node on another one."""
