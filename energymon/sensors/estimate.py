@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
-from energymon.sensors.base import CLOSED, Channel, Column, Point
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.sensors.base import CLOSED, Channel, Point
+from energymon.ticker.ticker import Operation, Raw
 
 TDP_W_PER_CPU: Final = 5.2
 """Watts per logical CPU: the EMLIO paper's Intel Xeon Gold 6126, 125 W over 24 threads (Intel ARK)."""
@@ -81,10 +81,6 @@ class EstimateSensor:
         load_s = (busy_s - self._first[1]) / self._cpus
         joules = self._tdp_w * (self._idle_fraction * elapsed_s + (1 - self._idle_fraction) * load_s)
         return [Point(self.channels[0], t_ns, joules)]
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Return None: one channel is decoded tick by tick."""
-        return None
 
     def _busy_s(self, text: bytes | OSError) -> float:
         if isinstance(text, OSError):

@@ -9,22 +9,20 @@ from typing import Final
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column, samples_power_alone
+from energymon.sensors.base import Channel, Point, RawCounter, samples_power_alone
 from energymon.sensors.counter import Counter, PowerIntegral
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
     ENERGY,
+    FIELD_FORM,
     INSTANT_POWER,
     MODULE_SCOPE,
     NAME,
-    Call,
     CObject,
-    FieldsCall,
-    ShownMany,
-    ValueCall,
+    NvmlCall,
 )
 from energymon.sensors.updates import Poll, Updates, lag_of, updates
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.ticker.ticker import Operation, Raw
 
 _COUNTER: Final = "nvml-counter"
 _POWER: Final = "nvml-power"
@@ -73,65 +71,25 @@ class _Series:
         """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
         at_ns = read_ns = (before_ns + after_ns) // 2
         if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
-            at_ns = min(t_ns, after_ns)
+            at_ns = t_ns if t_ns < after_ns else after_ns
         # Driver and host may disagree; a series does not run backwards for that.
-        self._at_ns = at_ns = max(at_ns, self._at_ns)
-        shown, why = None, ""
+        at_ns = max(at_ns, self._at_ns)
+        self._at_ns = at_ns
+        if self._integral is not None:
+            joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
+            return Point(self.channel, at_ns + offset_ns, joules, flags, self._integral.why if flags == START else "")
+        counter = self.counter
+        assert counter is not None
         try:
-            if self._integral is not None:
-                joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
-                why = self._integral.why if flags == START else ""
-                return Point(self.channel, at_ns + offset_ns, joules, flags, why)
-            counter = self.counter
-            assert counter is not None
             joules, flags = counter.update(value, after_ns, before_ns)
         except CounterError as error:
             return self.failed(str(error), read_ns + offset_ns)
-        if flags:
-            shown, why = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label), counter.why
         # The driver may say that the value is older than that.
         early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
-        return Point(self.channel, at_ns + offset_ns, joules, flags, why, early_ns, late_ns, shown)
-
-    def column(self, shown: ShownMany, reads_ns: Sequence[int], answers: Answers, offset_ns: int) -> Column | None:
-        """Take several values as `point` does; return None, with nothing changed, when one of them is unusual."""
-        values, times_utc_ns = shown
-        last_ns = self._at_ns
-        ats_ns: list[int] = []
-        for t_utc_ns, read_ns, after_ns in zip(times_utc_ns, reads_ns, answers.after_ns, strict=True):
-            t_ns = t_utc_ns - offset_ns
-            at_ns = read_ns
-            if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
-                at_ns = min(t_ns, after_ns)
-            last_ns = max(at_ns, last_ns)
-            ats_ns.append(last_ns)
-        column: Column | None = None
-        if self.counter is not None:
-            counted = self.counter.advance(values, answers.after_ns, answers.before_ns)
-            if counted is not None:
-                column = counted_column(self.channel, answers, counted, offset_ns, ats_ns)
-        elif self._integral is not None:
-            joules = self._integral.advance([value * _WATTS_PER_MW for value in values], ats_ns, reads_ns)
-            if joules is not None:
-                column = Column(self.channel, [at_ns + offset_ns for at_ns in ats_ns], joules)
-        if column is not None:
-            self._at_ns = last_ns
-        return column
-
-    def mark(self) -> Callable[[], None]:
-        """Return what undoes whatever is taken from now on."""
-        at_ns, counter, integral = self._at_ns, self.counter, self._integral
-        counted = counter.mark() if counter is not None else None
-        summed = integral.mark() if integral is not None else None
-
-        def undo() -> None:
-            self._at_ns = at_ns
-            if counter is not None and counted is not None:
-                counter.back_to(counted)
-            if integral is not None and summed is not None:
-                integral.back_to(summed)
-
-        return undo
+        if not flags:
+            return Point(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
+        shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label)
+        return Point(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
 
     def failed(self, why: str, t_utc_ns: int) -> Point:
         """Return the point of a reading that failed."""
@@ -152,7 +110,7 @@ class NvmlSensor:
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
-        self._calls: list[tuple[Call, list[_Series]]] = list(self._plan(interval_ns))
+        self._calls: list[tuple[NvmlCall, list[_Series]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
                 series.strew(interval_ns)
@@ -207,24 +165,6 @@ class NvmlSensor:
                 else:
                     points.append(series.point(value, t_utc_ns - offset_ns, before_ns, after_ns, offset_ns))
         return points
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Decode several ticks at which every call was answered in full."""
-        undo = [series.mark() for series in self._series()]
-        columns: list[Column] = []
-        for (call, several), answer in zip(self._calls, answers, strict=True):
-            shown = None if any(answer.status) else call.shown_many(answer.values)
-            reads_ns = answer.middles_ns()
-            for series, values in zip(several, shown or [], strict=bool(shown)):
-                column = series.column(values, reads_ns, answer, offset_ns)
-                if column is None:
-                    break
-                columns.append(column)
-        if len(columns) < len(undo):
-            for back in undo:
-                back()
-            return None
-        return columns
 
     def describe(self) -> dict[str, object]:
         """Return the board's model and UUID, what its counter covers and how often it is updated."""
@@ -282,7 +222,7 @@ class NvmlSensor:
     def _series(self) -> Iterator[_Series]:
         return (series for _, several in self._calls for series in several)
 
-    def _plan(self, interval_ns: int) -> Iterator[tuple[Call, list[_Series]]]:
+    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_Series]]]:
         """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
         answered = self._answered()
@@ -292,12 +232,12 @@ class NvmlSensor:
             AVERAGE_POWER: lambda: _Series(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
         }
         if answered:
-            call = FieldsCall(library["nvmlDeviceGetFieldValues"], answered, self._scope)
+            call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, answered, self._scope)
             yield call, [makers[field]() for field in answered]
         counts = ENERGY in answered
         if not counts and self._has("nvmlDeviceGetTotalEnergyConsumption"):
             counts = True
-            yield ValueCall(library["nvmlDeviceGetTotalEnergyConsumption"], "Q"), [self._counter()]
+            yield NvmlCall(library["nvmlDeviceGetTotalEnergyConsumption"], "Q"), [self._counter()]
         # What one GPU of a module draws is no measure of the module.
         if INSTANT_POWER not in answered and not (counts and self._module):
             if not counts:
@@ -305,7 +245,7 @@ class NvmlSensor:
             if counts and not self._has("nvmlDeviceGetPowerUsage"):
                 return
             usage = _Series(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
-            yield ValueCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
+            yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
 
     @property
     def _scope(self) -> int:
@@ -323,7 +263,7 @@ class NvmlSensor:
             function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]
         except AttributeError:
             return ()
-        call = FieldsCall(function, fields, self._scope)
+        call = NvmlCall(function, FIELD_FORM, fields, self._scope)
         call.bind(self._handle)
         if function(*call.arguments):
             return ()

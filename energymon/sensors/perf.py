@@ -22,7 +22,7 @@ from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
 from energymon.sensors.reference import Reference
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Operation
 
 _NAME: Final = "perf"
 _SOURCE: Final = "rapl-perf"
@@ -95,13 +95,9 @@ class _Group(RaplCounters):
             raise ValueError(f"a read returned {len(data)} bytes, expected {self.size}")
         return self._words.unpack(data)[1:]
 
-    def parse_many(self, answer: Answers) -> Sequence[Sequence[int]] | None:
-        """Return each event's values at several ticks."""
-        return answer.values if set(answer.status) == {self.size} else None
-
     def operation(self) -> Operation:
         """Return a read of all events."""
-        return Operation(self.size, fd=self.fd, form=f"8x{len(self._events)}Q")
+        return Operation(self.size, fd=self.fd)
 
     def started(self, i: int, value: int) -> RawCounter | None:
         """Return powercap's counter behind an event that showed `value`."""

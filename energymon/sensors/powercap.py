@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,7 @@ from energymon.sensors.base import Discovery, Missing, RawCounter
 from energymon.sensors.counter import Counter
 from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
 from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Operation
 
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
@@ -73,12 +73,6 @@ class _Zone(RaplCounters):
     def parse(self, data: bytes) -> list[int]:
         """Return the microjoules that the file holds."""
         return [_parse(data)]
-
-    def parse_many(self, answer: Answers) -> list[Iterator[int]] | None:
-        """Return the microjoules at several ticks."""
-        if min(answer.status) <= 0:
-            return None
-        return [map(_parse, (text[:size] for text, size in zip(answer.values[0], answer.status, strict=True)))]
 
     def operation(self) -> Operation:
         """Return a read of the file from its start."""

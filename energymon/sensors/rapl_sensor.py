@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 
 from energymon.errors import CounterError
-from energymon.sensors.base import CLOSED, Channel, Column, Missing, Point, RawCounter, counted_column
+from energymon.sensors.base import CLOSED, Channel, Missing, Point, RawCounter
 from energymon.sensors.counter import Counter
 from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.ticker.ticker import Operation, Raw
 
 
 class RaplCounters(ABC):
@@ -42,13 +42,6 @@ class RaplCounters(ABC):
     @abstractmethod
     def parse(self, data: bytes) -> Sequence[int]:
         """Return each counter's value; raises ValueError for data that has none."""
-
-    @abstractmethod
-    def parse_many(self, answer: Answers) -> Sequence[Iterable[int]] | None:
-        """Return each counter's values at several ticks; None when an answer is not whole.
-
-        The iterables may raise ValueError.
-        """
 
     @abstractmethod
     def operation(self) -> Operation:
@@ -175,25 +168,6 @@ class RaplSensor:
                     early_ns, late_ns = max(now_ns - counter.since_ns, 0), after_ns - now_ns
                     points.append(Point(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
         return points
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Decode several ticks at which every counter simply counted on."""
-        marks = [counter.mark() for file in self._files for counter in file.counters]
-        found: list[Column] = []
-        for file, answer in zip(self._files, answers, strict=True):
-            columns = file.parse_many(answer)
-            for i, counter in enumerate(file.counters):
-                try:
-                    counted = counter.advance(columns[i], answer.after_ns, answer.before_ns) if columns else None
-                except ValueError:
-                    counted = None
-                if counted is None:
-                    counters = [one for other in self._files for one in other.counters]
-                    for one, mark in zip(counters, marks, strict=True):
-                        one.back_to(mark)
-                    return None
-                found.append(counted_column(file.channels[i], answer, counted, offset_ns))
-        return found
 
     def describe(self) -> dict[str, object]:
         """Return each counter's channel, lag and origin."""

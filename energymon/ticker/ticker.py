@@ -7,7 +7,7 @@ import functools
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -60,13 +60,6 @@ class Operation(NamedTuple):
     length: int | None = None
     buffer: int = 0
     """Address of the answer that the function leaves."""
-    form: str = ""
-    """What the answer is made of, as module struct has it; its bytes when empty."""
-
-    @property
-    def shape(self) -> str:
-        """The form, or that of plain bytes."""
-        return self.form or f"{self.size}s"
 
 
 class Reason(IntEnum):
@@ -93,23 +86,6 @@ class Taken(NamedTuple):
     return code, or the OSError that came instead."""
 
 
-class Answers(NamedTuple):
-    """One operation's answers, each column with an entry a tick."""
-
-    before_ns: Sequence[int]
-    """When it started, monotonic ns."""
-    after_ns: Sequence[int]
-    """When it was done, monotonic ns."""
-    status: Sequence[int]
-    """Bytes read or -errno; what a function returned."""
-    values: Sequence[Sequence[Any]]
-    """A column for each part of the operation's form."""
-
-    def middles_ns(self) -> list[int]:
-        """Return the middle of each answer, monotonic ns."""
-        return [(before + after) // 2 for before, after in zip(self.before_ns, self.after_ns, strict=True)]
-
-
 class Block:
     """The ticks that a ring held."""
 
@@ -118,26 +94,11 @@ class Block:
         self._operations = operations
 
     def __len__(self) -> int:
-        return len(self._data) // _layout(self._operations, lambda op: f"{op.size}s").size
-
-    def columns(self) -> tuple[Sequence[int], list[list[Answers]]]:
-        """Return the ticks, UTC ns, and for each group of operations its answers."""
-        form = _layout(self._operations, lambda op: op.shape)
-        columns = list(zip(*form.iter_unpack(self._data), strict=True))
-        before_ns: Sequence[int] = columns[1]
-        at = 2
-        groups: list[list[Answers]] = []
-        for operations in self._operations:
-            groups.append([])
-            for op in operations:
-                end = at + 2 + _parts(op.shape)
-                groups[-1].append(Answers(before_ns, columns[at], columns[at + 1], columns[at + 2 : end]))
-                before_ns, at = columns[at], end
-        return columns[0], groups
+        return len(self._data) // _layout(self._operations).size
 
     def ticks(self) -> list[Taken]:
         """Return one tick after the other."""
-        form = _layout(self._operations, lambda op: f"{op.size}s")
+        form = _layout(self._operations)
         return [_taken(flat, self._operations) for flat in form.iter_unpack(self._data)]
 
 
@@ -225,7 +186,7 @@ class Ticker:
         operations = [operation for group in groups for operation in group]
         self._groups = groups
         self._sizes = [len(group) for group in groups]
-        self._slot_bytes = _layout(groups, lambda op: f"{op.size}s").size
+        self._slot_bytes = _layout(groups).size
         capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
         self._ring = bytearray(capacity * self._slot_bytes)
         self._capacity = capacity
@@ -313,16 +274,10 @@ class Ticker:
         raise IndexError(operation)
 
 
-def _layout(groups: Sequence[Sequence[Operation]], shape: Callable[[Operation], str]) -> struct.Struct:
+def _layout(groups: Sequence[Sequence[Operation]]) -> struct.Struct:
     """Return what a slot is made of; what pads an answer to whole words is left out."""
-    parts = (f"qi4x{shape(op)}{-op.size % _WORD}x" for operations in groups for op in operations)
+    parts = (f"qi4x{op.size}s{-op.size % _WORD}x" for operations in groups for op in operations)
     return struct.Struct("=qq" + "".join(parts))
-
-
-@functools.cache
-def _parts(shape: str) -> int:
-    form = struct.Struct(f"={shape}")
-    return len(form.unpack(bytes(form.size)))
 
 
 def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:

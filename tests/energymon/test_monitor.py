@@ -31,9 +31,6 @@ class Steady:
     def operations(self):
         return None
 
-    def decode_many(self, answers, offset_ns):
-        return None
-
     def decode(self, raw, offset_ns):
         count, t_ns = raw
         return [Point(self.channels[0], t_ns + offset_ns, float(count))]
