@@ -1,4 +1,4 @@
-"""`python -m energymon run | query | export | doctor | clock | dashboard`."""
+"""`python -m energymon run | send | query | export | doctor | clock | dashboard`."""
 
 from __future__ import annotations
 
@@ -112,6 +112,13 @@ def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
             raise ConfigError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
         return None
     return given
+
+
+def _send(options: argparse.Namespace) -> int:
+    from energymon.influx.sender import send
+
+    limit_bytes = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
+    return send(options.store, until_eof=options.until_eof, drain_s=options.drain_s, limit_bytes=limit_bytes)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -284,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_send(commands)
     _add_query(commands)
     _add_export(commands)
     _add_doctor(commands)
@@ -357,6 +365,28 @@ def _add_run(commands: _Commands) -> None:
 
 def _add_store(command: argparse.ArgumentParser) -> None:
     command.add_argument("--store", type=Path, required=True, metavar="FILE", help="the file that `run` writes")
+
+
+def _add_send(commands: _Commands) -> None:
+    send = commands.add_parser(
+        "send",
+        help="send what a store holds and InfluxDB does not have yet",
+        description="Send what a store holds and InfluxDB does not have yet; the server is in INFLUXDB_V2_*. The exit "
+        "status is 1 when something stays in the store.",
+    )
+    _add_store(send)
+    send.add_argument("--until-eof", action="store_true", help="go on while an agent writes, until stdin ends")
+    send.add_argument(
+        "--drain-s",
+        type=float,
+        default=10.0,
+        help="how long to go on after the end of stdin while the server answers, or without it while nothing can be "
+        "sent, s (10)",
+    )
+    send.add_argument(
+        "--spool-limit-mb", type=float, help="delete sent readings, oldest first, when the store nears this size"
+    )
+    send.set_defaults(command=_send)
 
 
 def _add_query(commands: _Commands) -> None:

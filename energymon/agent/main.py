@@ -207,7 +207,7 @@ class _Agent:
         now_ns = self._clock.now_ns()
         stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
-        self._session = self._begin()
+        self._session = self._begin(last_ns)
         self._waiting = True
         self._baseline: list[Baseline] | None = None
         self._cpu_then = (0, 0)
@@ -255,7 +255,8 @@ class _Agent:
             _print_stderr(message)
         return 0
 
-    def _begin(self) -> Session:
+    def _begin(self, last_ns: int) -> Session:
+        """Record the session, which starts after the last tick of the one before it."""
         description = {
             "sensors": [sensor.describe() for sensor in self._found.sensors],
             "missing": [str(gap) for gap in self._found.missing],
@@ -273,11 +274,7 @@ class _Agent:
             "asleep_ns": self._clock.asleep_ns,
         }
         return self._store.begin_session(
-            self._config.node,
-            self._clock.now_ns(),
-            self._config.interval_ns,
-            description,
-            sends=self._config.influxdb is not None,
+            self._config.node, max(self._clock.now_ns(), last_ns + 1), self._config.interval_ns, description
         )
 
     def _on_event(self, event: Event) -> None:

@@ -22,7 +22,7 @@ _LEAVE_S: Final = 15.0
 
 
 class SenderProcess:
-    """Runs `python -m energymon.sender` on the agent's store, with its settings in the environment alone."""
+    """Runs `python -m energymon send` on the agent's store, with its settings in the environment alone."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SenderProcess:
     ) -> None:
         """Take its options and settings, the node whose readings it sends, the sink of events, and the clock."""
         safe = ["-P"] if sys.flags.safe_path else []
-        self._argv = [sys.executable, *safe, "-m", "energymon.sender", "--until-eof", *argv]
+        self._argv = [sys.executable, *safe, "-m", "energymon", "send", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
         self._node = node
         self._on_event = on_event

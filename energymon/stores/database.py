@@ -7,13 +7,15 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from energymon.errors import StoreError
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 4
+_VERSION: Final = 5
 _BUSY_TIMEOUT_S: Final = 5.0
 
 BESIDE: Final = ("-wal", "-shm", "-edge", "-sender")
@@ -28,7 +30,7 @@ _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS sessions (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, node TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER,
-    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0,
+    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL,
     UNIQUE (node, name));
 CREATE TABLE IF NOT EXISTS series (
     id INTEGER PRIMARY KEY, node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL,
@@ -58,13 +60,8 @@ CREATE TABLE IF NOT EXISTS counters (
 CREATE TABLE IF NOT EXISTS epochs (
     node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS outbox (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
-    last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS outbox_first ON outbox (session_id, first_tick_ns);
-CREATE INDEX IF NOT EXISTS outbox_last ON outbox (session_id, last_tick_ns);
-CREATE TABLE IF NOT EXISTS acknowledged (
-    session_id INTEGER PRIMARY KEY, first_tick_ns INTEGER NOT NULL, last_tick_ns INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS late (
+    tick_ns INTEGER NOT NULL, series_id INTEGER NOT NULL, PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sent (kind TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rejected (
     id INTEGER PRIMARY KEY, t_ns INTEGER NOT NULL, line TEXT NOT NULL, reason TEXT NOT NULL);
@@ -217,6 +214,19 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreError(f"{path}: is a database of another program; name another store")
     if tables and version != _VERSION:
         raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Commit what is done in the context, or undo it where it raises."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:

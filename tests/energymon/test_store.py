@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from energymon import Reading, SqliteStore, StoreError, Ticks, joules, query
-from energymon.influx.spool import BusyError, Spool
+from energymon.influx.cursor import BusyError, StoreCursor
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 
 MS = 1_000_000
@@ -61,23 +61,34 @@ def test_counters_are_read_back_by_node(store):
     assert store.counters("m") == []
 
 
-def outbox(store):
-    with sqlite3.connect(store.path) as db:
-        return db.execute("SELECT first_tick_ns, last_tick_ns, readings FROM outbox ORDER BY id").fetchall()
+def sent(store):
+    """Acknowledge all that comes; return the ticks of the readings among it, in 100 ms."""
+    found = []
+    with StoreCursor(store.path) as cursor:
+        while (batch := cursor.next_batch()) is not None:
+            cursor.acknowledge(batch)
+            found += [int(line.rsplit(" ", 1)[1]) // (100 * MS) for line in batch.lines if line.startswith("energy")]
+        assert cursor.unsent() == 0
+    return found
 
 
-def test_a_session_that_sends_notes_every_commit_for_the_sender(store):
-    store.begin_session("n", 1, 100 * MS, {}, sends=True)
-    store.append(rows(3))
-    store.append([], [Ticks(300 * MS, "n", missed=True)])
+def test_a_reading_that_is_stored_after_later_ticks_is_sent_too(store):
+    store.begin_session("n", 0, 100 * MS, {})
+    store.append(rows(5), [Ticks(k * 100 * MS, "n", False) for k in range(8)])
+    assert sent(store) == [0, 1, 2, 3, 4]
+    store.append([reading(6, 60), reading(8, 80)], [Ticks(800 * MS, "n", False)])
+    store.append([reading(3, 30, device="package-1")])
+    assert sorted(sent(store)) == [3, 6, 8]
+    assert sent(store) == []
+    with sqlite3.connect(store.path) as database:
+        assert database.execute("SELECT count(*) FROM late").fetchone() == (0,)
+
+
+def test_a_store_that_nobody_sends_notes_no_late_readings(store):
     store.append(rows(5))
-    assert outbox(store) == [(0, 200 * MS, 3), (300 * MS, 300 * MS, 0), (0, 400 * MS, 5)]
-
-
-def test_a_session_that_does_not_send_leaves_the_outbox_alone(store):
-    store.begin_session("n", 1, 100 * MS, {})
-    store.append(rows(3))
-    assert outbox(store) == []
+    store.append([reading(3, 30, device="package-1")])
+    with sqlite3.connect(store.path) as database:
+        assert database.execute("SELECT count(*) FROM late").fetchone() == (0,)
 
 
 def test_freed_pages_do_not_count_as_used(store):
@@ -222,7 +233,10 @@ def test_a_store_has_one_sender_by_whatever_link_it_is_named(tmp_path):
     with SqliteStore.create(tmp_path / "energy.sqlite"):
         pass
     (tmp_path / "link").symlink_to("energy.sqlite")
-    with Spool(tmp_path / "energy.sqlite"), pytest.raises(BusyError, match="another sender is emptying this store"):
-        Spool(tmp_path / "link")
-    with Spool(tmp_path / "link"):
+    with (
+        StoreCursor(tmp_path / "energy.sqlite"),
+        pytest.raises(BusyError, match="another sender"),
+    ):
+        StoreCursor(tmp_path / "link")
+    with StoreCursor(tmp_path / "link"):
         pass

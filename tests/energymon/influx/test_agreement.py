@@ -63,7 +63,7 @@ def lives(draw):
 def fill(path, found, node="n"):
     for i, (start_ns, readings, ticks) in enumerate(found):
         with SqliteStore.create(path) as store:
-            session = store.begin_session(node, start_ns, STEP, {"life": i}, sends=True)
+            session = store.begin_session(node, start_ns, STEP, {"life": i})
             for at in range(0, len(ticks), 5):
                 chunk = {tick.first_ns for tick in ticks[at : at + 5]}
                 store.append([r for r in readings if r.tick_ns in chunk], ticks[at : at + 5])
@@ -115,7 +115,7 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
         path = Path(folder, "e.sqlite")
         with SqliteStore.create(path) as store:
             for i, (node, device, value) in enumerate(measured):
-                store.begin_session(node, T0 + i, STEP, {"host": node}, sends=True)
+                store.begin_session(node, T0 + i, STEP, {"host": node})
                 store.append(
                     [Reading(T0 + i * STEP, T0 - i, node, device, "cpu", "estimate", value, START)],
                     [Ticks(T0 + i * STEP, node, False)],
@@ -146,8 +146,6 @@ def test_sending_everything_again_changes_nothing(server, bucket, make_store):
     readings = [Reading(T0 + k, T0 + k, "n", "package-0", "cpu", "rapl-perf", k / 7) for k in range(50)]
     store.append(readings, [Ticks(r.tick_ns, "n", False) for r in readings], [Event(T0, "n", "k", "m")] * 3)
     drain(store.path, server.settings(bucket))
-    store._db.execute("INSERT INTO outbox VALUES (99, 1, ?, ?, 50)", (T0, T0 + 50))
-    store._db.execute("UPDATE sessions SET sent = 0")
     store._db.execute("DELETE FROM sent")
     drain(store.path, server.settings(bucket))
     with bucket_store(server, bucket) as there:

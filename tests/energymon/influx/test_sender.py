@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from energymon import Event
+from energymon.influx.cursor import StoreCursor
 from energymon.influx.sender import backoff_s
-from energymon.influx.spool import Spool
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
@@ -115,8 +115,8 @@ def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server,
         sender = SenderProcess(store.path, environment)
         time.sleep(draw.uniform(0.6, 1.2))
         sender.kill()
-        with Spool(store.path) as spool:
-            left.append(spool.unsent())
+        with StoreCursor(store.path) as cursor:
+            left.append(cursor.unsent())
         if not left[-1]:
             break
     drain(store.path, server.settings(bucket))
@@ -475,7 +475,7 @@ def test_the_token_is_nowhere_to_be_seen(server, bucket, gate, make_store, start
 def test_settings_that_are_missing_end_the_sender_with_what_was_expected(make_store):
     store = make_store()
     sender = subprocess.run(
-        [sys.executable, "-m", "energymon.sender", "--store", store.path],
+        [sys.executable, "-m", "energymon", "send", "--store", store.path],
         cwd=REPO,
         env={},
         capture_output=True,
@@ -494,9 +494,9 @@ def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store,
     sender = start_sender(store.path, server.environment(bucket), "--until-eof", "--spool-limit-mb", str(limit_mb))
     append(store, 20_000, first=10_000)
     assert sender.end() == 0
-    with Spool(store.path) as spool:
-        assert spool.trim(round(limit_mb * 1e6))
-        assert spool.used_bytes() < limit_mb * 1e6
+    with StoreCursor(store.path) as cursor:
+        assert cursor.trim(round(limit_mb * 1e6))
+    assert store.used_bytes() < limit_mb * 1e6
     assert store.path.stat().st_size < 1.1 * limit_mb * 1e6 + 4e6
     left = store.readings(T0 + 30_000 * STEP, T0 + 30_000 * STEP)
     assert left[-1].tick_ns == T0 + 29_999 * STEP
@@ -512,8 +512,8 @@ def test_a_limit_that_unsent_readings_reach_is_told_loudly(server, bucket, make_
     message = sender.wait_for("refused", "limit")["message"]
     assert "--spool-limit-mb" in message
     sender.kill()
-    with Spool(store.path) as spool:
-        assert spool.unsent() == 15_000
+    with StoreCursor(store.path) as cursor:
+        assert cursor.unsent() == 15_000
 
 
 def test_the_backoff_grows_to_half_a_minute_with_jitter():

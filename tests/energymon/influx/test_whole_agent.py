@@ -73,7 +73,7 @@ def test_the_token_is_no_argument_and_in_no_file(server, bucket, token, rapl, st
         agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
         mine = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         said = agent.end()
-    assert "energymon.sender" in mine
+    assert "energymon send" in mine
     assert token not in mine
     assert token not in said
     for path in tmp_path.rglob("energy*"):
@@ -113,7 +113,7 @@ def test_a_server_that_never_comes_costs_the_agent_nothing_and_its_store_keeps_a
     assert str(agent.store) in said
     server.start()
     done = subprocess.run(
-        [sys.executable, "-m", "energymon.sender", "--store", agent.store],
+        [sys.executable, "-m", "energymon", "send", "--store", agent.store],
         cwd=REPO,
         env={**os.environ, **server.environment(bucket)},
         capture_output=True,
@@ -147,7 +147,7 @@ def test_agents_killed_at_random_moments_lose_and_double_nothing_on_the_server(s
                 agent.kill()
             agent.communicate()
     # The sender of an agent that was killed may still have been at work when the last one ended.
-    by_hand = [sys.executable, "-m", "energymon.sender", "--store", store]
+    by_hand = [sys.executable, "-m", "energymon", "send", "--store", store]
     env = {**os.environ, **server.environment(bucket)}
     wait_for(lambda: subprocess.run(by_hand, cwd=REPO, env=env, stdout=subprocess.DEVNULL, check=False).returncode == 0)
     kept = here(store)
