@@ -9,7 +9,8 @@ if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module tha
 
     begin_program()
 
-from energymon.agent.window import Agent, Window
+from energymon.agent.process import Agent
+from energymon.agent.window import Window
 from energymon.analysis.attribution import (
     Channels,
     Component,
@@ -41,11 +42,11 @@ from energymon.reading import (
     EpochMark,
     Event,
     Reading,
+    Session,
     Ticks,
 )
 from energymon.sampling.edges import Asker
-from energymon.stores.base import Session, Store
-from energymon.stores.sqlite import SqliteStore
+from energymon.store import SqliteStore
 
 __all__ = [
     "INTERPOLATED",
@@ -69,7 +70,6 @@ __all__ = [
     "SensorError",
     "Session",
     "SqliteStore",
-    "Store",
     "StoreError",
     "Ticks",
     "Window",

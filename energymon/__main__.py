@@ -22,7 +22,7 @@ from joulefeed.signals import run_program
 from joulefeed.version import PrintVersion
 
 if TYPE_CHECKING:
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
 _STATUS_ERROR = 2
 _STATUS_UNKNOWN = 3
@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
                 node=platform.node() if options.node is None else options.node,
                 interval_ms=options.interval_ms,
                 until_eof=options.until_eof,
+                remove_at_eof=options.remove_at_eof,
                 sensors=_sensors(options),
                 idle_s=options.idle_s,
                 controller=options.controller,
@@ -136,7 +137,7 @@ def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.sessions import stored_spans
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
@@ -186,7 +187,7 @@ def _await_now(store: SqliteStore) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
     if options.out == "-":
         _require_stdout()
@@ -340,6 +341,8 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("--store", type=Path, required=True, help="SQLite file, made if missing, one agent a file")
     run.add_argument("--node", help="name of this host in the readings (the host name)")
     run.add_argument("--until-eof", action="store_true", help="stop at the end of stdin too, commit at a line")
+    # A program's temporary store goes with the program, even when that is killed.
+    run.add_argument("--remove-at-eof", type=Path, help=argparse.SUPPRESS)
     run.add_argument(
         "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
     )

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +20,6 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from energymon.agent.event_loop import Loop
-from energymon.agent.lifetime import own_name
 from energymon.agent.sender_process import SenderProcess
 from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
@@ -27,14 +27,13 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import ConfigError, EnergyError, NoSensorError, StoreError
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event
+from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event, Session
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import Writer
 from energymon.sensors.base import samples_power_alone
 from energymon.sensors.discover import Found, SensorConfig, discover
-from energymon.stores.base import Session
-from energymon.stores.sqlite import SqliteStore
+from energymon.store import SqliteStore
 
 _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
@@ -58,6 +57,8 @@ class AgentConfig:
     interval_ms: float = 100.0
     until_eof: bool = False
     """Whether the end of stdin, the death of the parent, stops it, and a line commits."""
+    remove_at_eof: Path | None = None
+    """A folder that is removed when stdin has ended."""
     sensors: SensorConfig = field(default_factory=SensorConfig)
     idle_s: float = 0.0
     """How long the host is idle at the start, recorded as its baseline; 0 records none."""
@@ -143,7 +144,11 @@ def run(config: AgentConfig) -> int:
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
             )
         with SqliteStore.create(config.store) as store:
-            return _Agent(config, found, store, signals).run()
+            agent = _SamplingRun(config, found, store, signals)
+            status = agent.run()
+        if agent.is_over and config.remove_at_eof is not None:
+            shutil.rmtree(config.remove_at_eof, ignore_errors=True)
+        return status
     finally:
         found.close()
 
@@ -153,7 +158,7 @@ def print_failure(error: EnergyError) -> None:
     _print({"ready": False, "error": error.code, "message": str(error)})
 
 
-class _Agent:
+class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
     def __init__(self, config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> None:
@@ -209,6 +214,8 @@ class _Agent:
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin(last_ns)
         self._waiting = True
+        self.is_over = False
+        """Whether stdin has ended."""
         self._baseline: list[Baseline] | None = None
         self._cpu_then = (0, 0)
         self._idle_cpu_util: float | None = None
@@ -268,7 +275,6 @@ class _Agent:
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),
-            "process": own_name(),
             "boot_id": boot_id(),
             "boot_offset_ns": self._clock.boot_offset_ns,
             "asleep_ns": self._clock.asleep_ns,
@@ -303,6 +309,7 @@ class _Agent:
         if os.read(0, 4096):
             self._writer.flush()
         else:
+            self.is_over = True
             self._loop.stop()
 
     def _measure_clocks(self) -> None:

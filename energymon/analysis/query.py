@@ -16,8 +16,8 @@ from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
 from energymon.clock.offsets import Instant, Offset, at_wall, offset_at, wall_at
 from energymon.errors import WindowError
-from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading
-from energymon.stores.base import Session, Store
+from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Session
+from energymon.store import SqliteStore
 
 _MOST_CUTS: Final = 20
 _BY_SERIES: Final = attrgetter("device", "domain", "source", "tick_ns")
@@ -61,7 +61,7 @@ class WindowEnergy:
 
 
 def query(
-    store: Store,
+    store: SqliteStore,
     start_ns: int,
     end_ns: int,
     node: str | Collection[str] | None = None,
@@ -152,7 +152,7 @@ class _WindowClock:
 class _Node:
     """One node of the store, seen through its clock."""
 
-    store: Store
+    store: SqliteStore
     session: Session
     channels: Channels
     window_clock: _WindowClock

@@ -12,7 +12,7 @@ from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.clock.monotonic import tick_at
 from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
-from energymon.stores.base import Store
+from energymon.store import SqliteStore
 
 Devices = Mapping[str, Collection[tuple[str, Domain]]]
 """By node: the devices that make up each domain."""
@@ -137,7 +137,7 @@ def _deltas(curve: Curve, first_ns: int, ticks: Iterable[int], interval_ns: int)
         before, was_inferred = now, is_inferred
 
 
-def stored_tuples(store: Store, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[EnergyTuple]:
+def stored_tuples(store: SqliteStore, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[EnergyTuple]:
     """Yield the tuples of a store's node, or of one node after the other, with bounded memory.
 
     Each session's ticks are those of its own interval and its devices those that its agent named. Raises StoreError

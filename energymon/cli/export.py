@@ -20,8 +20,8 @@ from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.analysis.tuples import stored_tuples
 from energymon.errors import ConfigError
-from energymon.reading import Reading
-from energymon.stores.base import Session, Store
+from energymon.reading import Reading, Session
+from energymon.store import SqliteStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ _LONGEST: Final = 255
 
 
 def export(
-    store: Store,
+    store: SqliteStore,
     out: Path | str,
     format: Format | None = None,
     what: Literal["readings", "tuples"] = "readings",
@@ -114,7 +114,7 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
         _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
 
 
-def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
+def _rows(store: SqliteStore, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
     if what == "tuples":
         return (
             tuple(getattr(found, name) for name in TUPLE_COLUMNS)
@@ -123,7 +123,9 @@ def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None)
     return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
 
 
-def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Session, list[Reading]]]:
+def _readings(
+    store: SqliteStore, start_ns: int, end_ns: int, node: str | None
+) -> Iterator[tuple[Session, list[Reading]]]:
     """Yield each reading once, by session and part of time, in order of its tick and then of its series."""
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
         for begin, stop in chunks(begins, ends, session.interval_ns):
@@ -131,7 +133,7 @@ def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Ite
             yield session, sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
 
 
-def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+def _reading_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
     from energymon.influx.lineprotocol import energy_prefix, reading_lines
 
     for session, readings in _readings(store, start_ns, end_ns, node):
@@ -143,7 +145,7 @@ def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -
         yield from reading_lines(rows, {number: prefix for prefix, number in ids.items()})
 
 
-def _tuple_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+def _tuple_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
     from energymon.influx.lineprotocol import run_of, tuple_line
 
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):

@@ -23,12 +23,11 @@ from energymon.analysis.attribution import channels_of
 from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import tuples
 from energymon.clock.monotonic import NS, tick_at
+from energymon.database import connect, store_error, transaction
 from energymon.errors import StoreError
 from energymon.influx import lineprotocol as lines_of
-from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, EpochMark, Event
-from energymon.stores.base import Session
-from energymon.stores.database import connect, store_error, transaction
-from energymon.stores.sqlite import SqliteStore, columns
+from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, EpochMark, Event, Session
+from energymon.store import SqliteStore, columns
 from joulefeed.closing import Closing
 
 _BATCH_LINES: Final = 4_000

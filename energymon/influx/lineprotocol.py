@@ -38,8 +38,8 @@ from energymon.reading import (
     Domain,
     EpochMark,
     Event,
+    Session,
 )
-from energymon.stores.base import Session
 
 ENERGY: Final = "energy"
 TICKS: Final = "ticks"

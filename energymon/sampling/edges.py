@@ -38,6 +38,17 @@ def socket_path(store: Path) -> Path:
     return real.with_name(f"{real.name}-edge")
 
 
+def is_abandoned(store: Path) -> bool:
+    """Return whether the agent that wrote `store` was killed: its socket is there, and nobody listens."""
+    try:
+        Asker(store).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:
     """Return how long after an edge, ns, counters with these lags are read again, in order."""
     within = {round(lag_s * NS) for lag_s in lags_s if 0 < lag_s <= _LONGEST_S}

@@ -18,7 +18,7 @@ from energymon.sampling.outages import Outages
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Point, RawCounter, Sensor
-from energymon.stores.sqlite import Row, Series, SqliteStore
+from energymon.store import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
     from energymon.sampling.monitor import Monitor

@@ -6,13 +6,11 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from energymon.errors import CounterError
-from energymon.sensors.base import CLOSED, Channel, Missing, Point, RawCounter
+from energymon.sensors.base import CLOSED, Channel, Part, Point, RawCounter
 from energymon.sensors.counter import Counter
-from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
 from energymon.ticker.ticker import Operation, Raw
 
 
@@ -22,7 +20,7 @@ class RaplCounters(ABC):
     reopens_on_doubt: bool
     """Whether the file behind a counter with an impossible value may be another, and is opened again."""
 
-    def __init__(self, source: str, domains: Sequence[RaplDomain], counters: Sequence[Counter]) -> None:
+    def __init__(self, source: str, domains: Sequence[Part], counters: Sequence[Counter]) -> None:
         """Take the domains that are counted, and their counters."""
         self.domains = domains
         self.channels = [Channel(*domain, source) for domain in domains]
@@ -67,23 +65,12 @@ class RaplCounters(ABC):
             os.close(self.fd)
             self.fd = CLOSED
 
-    def learn(self, lags_s: Mapping[RaplDomain, float]) -> None:
-        """Take how old the values may be that the counters show, s."""
-        for i, domain in enumerate(self.domains):
-            if (lag_s := lags_s.get(domain)) is not None:
-                self.counters[i].lag_s = lag_s
-
-    def value(self, i: int) -> int:
-        """Return what counter `i` shows now; -1 if it cannot be read."""
+    def value(self, i: int) -> int | None:
+        """Return what counter `i` shows now; None if it cannot be read."""
         try:
             return self.parse(self.read())[i]
         except (OSError, ValueError):
-            return -1
-
-    def known(self, i: int) -> int | None:
-        """Return what counter `i` shows now; None if it cannot be read."""
-        value = self.value(i)
-        return None if value < 0 else value
+            return None
 
 
 class RaplSensor:
@@ -210,37 +197,3 @@ class RaplSensor:
                 error.__traceback__ = None
                 self._errors[index] = error
             self._fds[index] = self._files[index].fd
-
-
-def drop_idle(
-    sensor: str, files: Collection[RaplCounters], name_of: Callable[[RaplDomain], str], settle_s: float
-) -> tuple[set[RaplDomain], list[Missing]]:
-    """Return the domains that do not move within `settle_s` or repeat another one, and what to say of each.
-
-    `name_of` names a domain in messages.
-    """
-    values = {domain: partial(file.value, i) for file, i, domain in _each(files)}
-    missing: list[Missing] = []
-    resting = still(lambda: {domain: value() for domain, value in values.items()}, settle_s)
-    for domain in sorted(resting):
-        parts = unread(domain, values.keys() - resting)
-        missing.append(Missing(sensor, f"{name_of(domain)} does not move", still_remedy(domain), parts))
-        del values[domain]
-    same = repeated(values, settle_s)
-    for domain, first in same.items():
-        missing.append(Missing(sensor, f"{name_of(domain)} repeats {first[0]}", REPEATED))
-        del values[domain]
-    return resting | same.keys(), missing
-
-
-def learn_lags(files: Collection[RaplCounters], settle_s: float) -> None:
-    """Poll the counters, to learn how old their values may be; nothing where `settle_s` leaves no time for it."""
-    lags_s = lags({domain: partial(file.known, i) for file, i, domain in _each(files)}, settle_s)
-    for file in files:
-        file.learn(lags_s)
-
-
-def _each(files: Iterable[RaplCounters]) -> Iterator[tuple[RaplCounters, int, RaplDomain]]:
-    for file in files:
-        for i, domain in enumerate(file.domains):
-            yield file, i, domain

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from energymon.sensors.domains import repeated
 from energymon.sensors.perf import domains, open_perf
+from energymon.sensors.rapl_domains import repeated
 
 pytestmark = pytest.mark.usefixtures("perf_allowed")
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from energymon import Reading, SqliteStore, query
+from energymon import Reading, SqliteStore, Window, query
 from energymon.agent.window import Agent
 from energymon.analysis.restarts import bridged, restarts
-from energymon.reading import START, CounterStart
-from energymon.sensors.reference import Reference
-from energymon.stores.base import Session
+from energymon.reading import START, CounterStart, Session
+from energymon.sensors.perf import Reference
 
 S = 1_000_000_000
 RANGE_UJ = 262_143_328_850
@@ -116,7 +115,7 @@ def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules
         with run(rapl.root, store) as second:
             time.sleep(0.5)
             ended_ns, seconds = time.time_ns(), time.monotonic() - began
-            with second.window() as last:
+            with Window(agent=second) as last:
                 time.sleep(0.1)
             assert last.joules > 0
     with SqliteStore.open(store) as opened:

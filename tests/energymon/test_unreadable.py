@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from energymon import SqliteStore, WindowError, query, stored_tuples
+from energymon import SqliteStore, Window, WindowError, query, stored_tuples
 from energymon.agent.window import Agent
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.powercap import open_powercap
@@ -30,7 +30,7 @@ def measure(store, *options):
     import time
 
     with Agent(store, node="n", interval_ms=20, options=options) as agent:
-        with agent.window("epoch") as window:
+        with Window("epoch", agent=agent) as window:
             time.sleep(0.3)
         assert window.energy
         return window

@@ -5,8 +5,7 @@ import re
 from urllib.parse import unquote
 
 from energymon.influx.lineprotocol import BASELINES, CLOCKS, COUNTERS, ENERGY, EVENTS, SESSIONS, TICKS
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Ticks
-from energymon.stores.base import Session
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Session, Ticks
 
 FIRST_NS, LAST_NS = -(2**63) + 2, 2**63 - 2
 """The first and the last instant, UTC ns, that InfluxDB knows."""

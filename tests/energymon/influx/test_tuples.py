@@ -15,7 +15,7 @@ from energymon.influx.cursor import StoreCursor
 from energymon.influx.dashboard import apply_dashboard, template
 from energymon.influx.lineprotocol import tuple_line
 from energymon.reading import INTERPOLATED, START, CounterStart
-from energymon.stores.sqlite import add_epochs
+from energymon.store import add_epochs
 from tests.energymon.influx.server import ORG, REPO, drain
 from tests.energymon.influx.stores import SERIES, STEP, T0, append
 

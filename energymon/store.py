@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, store_error, transaction
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Ticks
-from energymon.stores.base import Session
-from energymon.stores.database import BESIDE, connect, open_for_reading, open_for_writing, store_error, transaction
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Session, Ticks
 from joulefeed.closing import Closing
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
