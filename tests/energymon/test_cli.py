@@ -50,13 +50,6 @@ def test_output_that_cannot_be_written_is_one_line_of_stderr_and_status_2(store,
 
 
 @pytest.mark.process
-def test_a_file_is_exported_without_a_stdout(store, tmp_path):
-    done = shell(f"{RUN} export --store {store} --format csv --out {tmp_path}/out.csv >&-")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 51
-
-
-@pytest.mark.process
 def test_an_error_without_a_stderr_is_not_said_on_stdout():
     done = shell(f"{RUN} query --store /no/such --start 0 --end 1 2>&-")
     assert (done.returncode, done.stdout) == (2, "")

@@ -104,17 +104,6 @@ def test_a_window_in_stretches_sums_to_the_whole_with_the_same_bound(run, cuts):
 
 
 @settings(deadline=None)
-@given(runs(), st.data())
-def test_missed_ticks_move_no_energy_out_of_a_window_whose_edges_were_read(run, data):
-    begin, end = max(run.lives(), key=lambda life: life[1] - life[0])
-    inner = range(begin + 1, end)
-    gone = data.draw(st.sets(st.sampled_from(inner))) if inner else set()
-    kept = [r for i, r in enumerate(run.readings) if i not in gone]
-    span = run.readings[begin].t_ns, run.readings[end].t_ns
-    assert joules(kept, *span)[0].joules == joules(run.readings, *span)[0].joules
-
-
-@settings(deadline=None)
 @given(st.lists(runs(), min_size=1, max_size=3))
 def test_tuples_sum_to_the_window_over_every_stretch_of_ticks_that_all_devices_cover(several):
     rows = [

@@ -106,14 +106,6 @@ def test_a_range_that_is_missing_is_told_as_that_and_not_as_the_counter(about_pa
     assert ("all of the host's /sys" in text) == (content is None)
 
 
-def test_a_package_that_stands_still_gets_no_advice_on_dram(about_package_1, rapl):
-    rapl.packages[1].broken = True
-    text = about_package_1()
-    assert "intel-rapl:1/energy_uj" in text
-    assert "a package in use always draws power" in text
-    assert "DRAM domain" not in text
-
-
 def test_a_counter_that_may_wrap_between_two_ticks_is_a_failure(about_package_1, rapl):
     zone = rapl.packages[1]
     zone.range_uj = 10_000_000
@@ -136,33 +128,11 @@ def test_a_socket_without_a_zone_is_a_part_that_is_missing(told, rapl, tmp_path)
     assert "unknown   cpu and the total: package-1 cpu" in text
 
 
-def test_a_socket_without_the_dram_that_another_has_is_a_part_that_is_missing(told, rapl, tmp_path):
-    (rapl.root / "class" / "powercap" / "intel-rapl:1:1").unlink()
-    with rapl.running():
-        status, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
-    assert status == 1
-    assert "package-1 is without DRAM" in text
-
-
-def test_the_doctor_says_how_long_a_counter_may_go_unread(told, rapl, tmp_path):
-    with rapl.running():
-        _, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
-    (package,) = [line for line in text.splitlines() if "package-0       cpu" in line]
-    assert package.endswith("262 s")
-
-
 def test_an_estimate_is_no_measurement(told, tmp_path):
     status, text = told(seconds=0, sysfs=tmp_path, nvml=tmp_path / "none.so", estimate=True, cpu_tdp_w=100.0)
     assert status == 1
     assert "estimate" in text
     assert "100 W at full load (--cpu-tdp-w), 12%" in text
-
-
-def test_a_module_says_what_its_counter_holds(told, tmp_path, boards, nvml_library):
-    boards(1, modules=[0])
-    status, text = told(seconds=0, sysfs=tmp_path, nvml=nvml_library)
-    assert status == 0
-    assert "module" in text
 
 
 @pytest.mark.parametrize("seconds", [-1, 4000, float("nan")])

@@ -138,17 +138,6 @@ def test_a_window_has_readings_at_its_edges_and_a_bound_of_an_update_or_two(coun
 
 
 @pytest.mark.process
-def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, start_agent, monkeypatch):
-    agent = start_agent("--sysfs", str(counting), "--interval-ms", "500")
-    monkeypatch.setenv("ENERGYMON_STORE", str(agent.store))
-    with energymon.Window(node="n") as window:
-        time.sleep(0.05)
-    assert window.error_j < 30
-    agent.end()
-    assert not socket_path(agent.store).exists()
-
-
-@pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
     monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)

@@ -167,19 +167,6 @@ def test_a_board_that_hangs_costs_the_packages_a_few_ticks_and_comes_back(rapl, 
     assert_nothing_is_made_up(readings, rapl)
 
 
-def test_two_agents_on_one_host_tell_the_same_joules(rapl, start_agent, tmp_path):
-    with rapl.running():
-        one = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "one.sqlite")
-        two = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "two.sqlite")
-        time.sleep(0.6)
-        one.end()
-        two.end()
-    for agent in (one, two):
-        readings, _, _ = everything(agent.store)
-        assert len({r.tick_ns for r in readings}) > 20
-        assert_nothing_is_made_up(readings, rapl)
-
-
 def test_a_store_that_is_removed_under_the_agent_is_told_and_ends_it_with_an_error(rapl, start_agent):
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")

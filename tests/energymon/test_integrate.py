@@ -1,6 +1,5 @@
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -20,22 +19,6 @@ def reading(tick_ms, value, *, late_us=0, flags="", device="package-0", domain="
 
 def ramp(watts=100.0, count=21, **kind):
     return [reading(100 * k, watts * 0.1 * k, **kind) for k in range(count)]
-
-
-@settings(deadline=None)
-@given(
-    powers=st.lists(st.floats(0, 500), min_size=4, max_size=40),
-    cuts=st.lists(st.integers(0, 10**9), min_size=2, max_size=8),
-)
-def test_any_split_of_an_interval_sums_to_the_whole(powers, cuts):
-    readings, total = [], 0.0
-    for k, power in enumerate(powers):
-        readings.append(reading(100 * k, total, late_us=(k * 37) % 900))
-        total += power * 0.1
-    first, last = readings[0].t_ns, readings[-1].t_ns
-    edges = sorted(first + cut % (last - first + 1) for cut in cuts)
-    parts = [joules(readings, a, b)[0].joules for a, b in pairwise(edges)]
-    assert sum(parts) == pytest.approx(joules(readings, edges[0], edges[-1])[0].joules, abs=1e-9)
 
 
 @pytest.mark.parametrize(("source", "lag_ms"), [("rapl-powercap", 1), ("nvml-counter", 100)])
@@ -156,18 +139,6 @@ def test_joules_that_fall_without_a_flag_are_two_lives():
     assert joules(rows, 1200 * MS, 1500 * MS)[0].joules == pytest.approx(3.0)
 
 
-def test_a_window_added_up_in_stretches_is_the_window_in_one():
-    holey = [row for row in ramp() if not 400 * MS < row.tick_ns < 900 * MS]
-    for cuts in ([450, 470, 900], [500], [150, 151, 1700], [650]):
-        integral = Integral(150 * MS, interval_ns=100 * MS, clock_error_ns=MS)
-        for cut in [*cuts, 1850]:
-            integral.add(curves(holey), cut * MS)
-        (once,) = joules(holey, 150 * MS, 1850 * MS, 100 * MS, clock_error_ns=MS)
-        (added,) = integral.energies()
-        assert added.joules == pytest.approx(once.joules, rel=1e-12)
-        assert replace(added, joules=once.joules) == once
-
-
 def test_a_series_that_lacks_one_stretch_has_no_figure():
     integral = Integral(0)
     integral.add(curves([*ramp(), *ramp(device="package-1")]), S)
@@ -201,10 +172,6 @@ def test_sampled_power_and_an_estimate_have_no_error_bound(source):
 @pytest.mark.parametrize(("start", "end"), [(-1, S), (0, 2 * S + 1), (3 * S, 4 * S)])
 def test_a_series_that_does_not_cover_the_window_yields_nothing(start, end):
     assert joules(ramp(), start, end) == []
-
-
-def test_a_window_as_long_as_the_series_is_covered():
-    assert joules(ramp(), 0, 2 * S)[0].joules == pytest.approx(200.0)
 
 
 def test_an_empty_window_has_no_energy():

@@ -38,9 +38,6 @@ class Steady:
     def describe(self):
         return {}
 
-    def notes(self):
-        return []
-
     def close(self):
         pass
 
@@ -181,12 +178,6 @@ def test_stopping_does_not_wait_for_a_tick_that_is_far_off():
     monitor.start()
     monitor.stop()
     assert not [t for t in threading.enumerate() if t.name.startswith("sampler")]
-
-
-def test_no_thread_is_left():
-    before = threading.active_count()
-    watch([Steady("a"), Steady("b")], 0.05)
-    assert threading.active_count() == before
 
 
 def test_an_unforeseen_exception_of_a_sensor_is_told_to_the_owner():

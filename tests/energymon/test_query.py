@@ -116,26 +116,6 @@ def test_where_a_board_measures_its_whole_module_the_total_does_not_add_what_is_
     assert by_name(window)["total"].joules == pytest.approx(600)
 
 
-def test_a_long_window_is_the_sum_of_its_stretches(make_store):
-    rows = ramp(50, last=12_345)
-    (window,) = query(make_store(rows, [CPU], ticks=()), T0 + 50 * MS, T0 + 12_340 * TICK)
-    assert window.energies[0].joules == pytest.approx(50 * (1234 - 0.05), rel=1e-9)
-    assert not window.energies[0].interpolated
-    assert window.missed_share == 1.0
-
-
-@pytest.mark.parametrize(("start", "end"), [(-(10**9), 1), (1, 10**9), (-(10**9), 10**9)])
-def test_what_a_query_asks_of_the_store_follows_its_data_and_not_the_span(make_store, monkeypatch, start, end):
-    asked = []
-    for name in ("readings", "ticks"):
-        answer = getattr(SqliteStore, name)
-        monkeypatch.setattr(SqliteStore, name, lambda *a, of=answer: asked.append(a) or of(*a))
-    (window,) = query(make_store(host()), T0 + start * S, T0 + end * S)
-    assert len(asked) < 10
-    assert window.energies == ()
-    assert 1 - 101 / (10 * 10**9) <= window.missed_share <= 1
-
-
 def test_ticks_are_missed_before_the_first_life_between_lives_and_after_the_last(tmp_path):
     with SqliteStore.create(tmp_path / "lives.sqlite") as store:
         for begin in (0, 50):
@@ -297,14 +277,6 @@ def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures
     for (first, last), joules in zip(window.covered, (200, 100), strict=True):
         (part,) = query(store, first, last)
         assert by_name(part)["total"].joules == pytest.approx(joules)
-
-
-def test_a_device_that_lacks_all_of_a_window_leaves_no_part_to_ask_for(make_store):
-    rows = [r for r in host() if r.domain != "gpu" or r.tick_ns < T0 + S]
-    (window,) = query(make_store(rows), T0 + 2 * S, T0 + 3 * S)
-    text = render([window])
-    assert "gpu-0" in text
-    assert "ask for that part" not in text
 
 
 def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import subprocess
 import threading
 import time
 from itertools import pairwise
@@ -272,16 +271,6 @@ def fresh(monkeypatch, tmp_path):
     ticker_library.cache_clear()
     yield tmp_path / "joulefeed" / "native"
     ticker_library.cache_clear()
-
-
-@pytest.mark.process
-def test_it_is_built_once_for_a_user(fresh, monkeypatch):
-    assert not isinstance(ticker_library(), str)
-    (built,) = fresh.iterdir()
-    ticker_library.cache_clear()
-    monkeypatch.setattr(subprocess, "run", None)
-    assert not isinstance(ticker_library(), str)
-    assert built.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.process

@@ -1,7 +1,5 @@
 """A part of the host that is found and cannot be read when the agent starts: its domain is unknown everywhere."""
 
-import json
-
 import pytest
 
 from energymon import SqliteStore, Window, WindowError, query, stored_tuples
@@ -72,30 +70,6 @@ def test_a_counter_that_may_wrap_within_a_tick_gives_no_figure_and_every_window_
         measure(tmp_path / "e.sqlite", "--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so"))
 
 
-@pytest.mark.process
-def test_a_board_that_is_lost_before_the_start_leaves_gpu_and_total_unknown(rapl, boards, nvml_library, tmp_path):
-    boards(2, lost=[1])
-    with rapl.running():
-        window = measure(tmp_path / "e.sqlite", "--sysfs", str(rapl.root), "--nvml", str(nvml_library))
-    assert window.by_domain["cpu"] > 0
-    assert window.by_domain["gpu"] is None
-    with pytest.raises(WindowError, match=r"(?s)gpu-1 gpu.*nvidia-smi"):
-        assert window.joules
-
-
-@pytest.mark.process
-def test_the_agents_status_names_what_it_cannot_read(rapl, hide, start_agent, tmp_path):
-    hide(rapl.drams[0])
-    with rapl.running():
-        agent = start_agent("--sysfs", str(rapl.root), "--nvml", str(tmp_path / "none.so"))
-        said = agent.end()
-    (part,) = agent.ready["unreadable"]
-    assert (part["device"], part["domain"]) == ("package-0", "dram")
-    assert "energy_uj" in part["reason"]
-    assert "package-0 dram" in said
-    assert json.dumps(agent.ready)
-
-
 def unreadable(found):
     parts = sorted(found.unreadable)
     found.close()
@@ -136,14 +110,6 @@ def test_a_package_that_stands_still_is_a_part_and_dram_that_no_socket_counts_is
     with rapl.running():
         found = open_powercap(rapl.root)
     assert [part for gap in found.missing for part in gap.parts] == [("package-1", "cpu")]
-    found.sensors[0].close()
-
-
-def test_dram_that_stands_still_beside_dram_that_counts_is_a_part(rapl):
-    rapl.drams[1].broken = True
-    with rapl.running():
-        found = open_powercap(rapl.root)
-    assert [part for gap in found.missing for part in gap.parts] == [("package-1", "dram")]
     found.sensors[0].close()
 
 

@@ -1,6 +1,5 @@
 """Windows over agents that are processes of their own, estimating where this machine has no sensors."""
 
-import contextlib
 import functools
 import gc
 import json
@@ -90,21 +89,6 @@ def test_a_window_has_joules_that_are_labelled_as_what_they_are(estimating):
         assert [e.source for e in window.energies] == ["estimate"]
 
 
-def test_windows_nest_and_overlap(estimating):
-    with estimating() as agent, contextlib.ExitStack() as last:
-        with Window("outer", agent=agent) as outer, Window("first", agent=agent) as first:
-            time.sleep(0.05)
-            overlapping = last.enter_context(Window("overlapping", agent=agent))
-            with Window("second", agent=agent) as second:
-                time.sleep(0.05)
-        time.sleep(0.05)
-        last.close()
-        assert 0 < second.joules <= first.joules <= outer.joules
-        assert overlapping.joules >= second.joules
-        assert outer.start_ns < first.start_ns < overlapping.start_ns < second.start_ns < second.end_ns
-        assert overlapping.end_ns > outer.end_ns
-
-
 def test_windows_of_several_threads_are_their_own(shared):
     found, pids = [], set()
 
@@ -158,14 +142,6 @@ def test_figures_of_an_open_window_are_refused(estimating):
             pass
 
 
-def test_a_window_outlives_an_exception(estimating):
-    with estimating() as agent:
-        window = Window(agent=agent)
-        with pytest.raises(ZeroDivisionError), window:
-            _ = 1 / 0
-        assert window.joules >= 0
-
-
 def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(estimating, monkeypatch, tmp_path):
     store = tmp_path / "energy.sqlite"
     with estimating(store, node="this-host"):
@@ -178,16 +154,6 @@ def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(est
     monkeypatch.setenv("ENERGYMON_STORE", str(tmp_path / "none.sqlite"))
     with pytest.raises(StoreError, match="there is no store here"), Window():
         pass
-
-
-def test_a_store_whose_agent_has_ended_has_no_figure_for_what_came_after(estimating, tmp_path):
-    store = tmp_path / "energy.sqlite"
-    with estimating(store, node="this-host"):
-        pass
-    with Window("late", store=store) as window:
-        pass
-    with pytest.raises(WindowError, match=r"(?s)'late'.*this-host"):
-        assert window.joules
 
 
 def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it(tmp_path):
@@ -260,28 +226,6 @@ def test_of_several_nodes_in_a_store_the_one_asked_for_is_taken(tmp_path):
             pass
         with pytest.raises(WindowError, match="a, b"):
             assert nobody.joules
-
-
-def test_a_device_that_was_lost_leaves_its_domain_and_the_total_without_a_figure(tmp_path):
-    now = time.time_ns() - 10 * S
-    channels = [
-        {"device": "package-0", "domain": "cpu", "source": "rapl-perf"},
-        {"device": "gpu-0", "domain": "gpu", "source": "nvml-counter"},
-    ]
-    with SqliteStore.create(tmp_path / "energy.sqlite") as store:
-        session = store.begin_session("a", now, 100 * MS, {"sensors": [{"channels": channels}]})
-        store.append(
-            Reading(now + k * 100 * MS, now + k * 100 * MS, "a", c["device"], c["domain"], c["source"], float(k))
-            for c in channels
-            for k in range(200 if c["domain"] == "cpu" else 50)
-        )
-        store.end_session(session, now + 20 * S, 0.0)
-    with Window("epoch", store=tmp_path / "energy.sqlite") as window:
-        time.sleep(0.01)
-    assert window.by_domain["cpu"] > 0
-    assert window.by_domain["gpu"] is None
-    with pytest.raises(WindowError, match=r"'epoch'.*gpu-0"):
-        assert window.joules
 
 
 def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(estimating, monkeypatch):
@@ -429,12 +373,6 @@ def test_an_agent_that_is_not_ready_in_time_is_told_so(estimating, monkeypatch, 
     with pytest.raises(AgentError, match=r"0\.001 s"):
         estimating().start()
     assert list(temporary_folder.iterdir()) == []
-
-
-def test_the_duration_of_an_open_window_is_refused_without_assertions_too(bare):
-    code = "w = Window()\ntry: print(w.duration_s)\nexcept Exception as error: print(type(error).__name__)\n"
-    with program(code, OPTIONS=json.dumps(bare), PYTHONOPTIMIZE="1") as process:
-        assert process.communicate(timeout=30)[0].split() == ["WindowError"]
 
 
 def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, monkeypatch, tmp_path):

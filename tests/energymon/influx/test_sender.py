@@ -38,20 +38,6 @@ def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
     assert_whole(store, server.settings(bucket))
 
 
-def test_a_server_that_is_down_at_the_start_gets_everything_when_it_comes(server, bucket, make_store, start_sender):
-    server.stop()
-    store = make_store()
-    append(store, 50)
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
-    waiting = sender.wait_for("waiting", "Connection refused")
-    assert waiting["unsent"] == 150
-    assert server.url in waiting["message"]
-    server.start()
-    sender.wait_for("sending")
-    assert sender.end() == 0
-    assert_whole(store, server.settings(bucket))
-
-
 def test_a_server_that_is_killed_for_a_while_in_the_middle_gets_everything_once(
     server, bucket, make_store, start_sender
 ):
@@ -154,18 +140,6 @@ def test_a_bucket_that_is_missing_is_named_and_used_once_it_is_there(server, mak
     assert_whole(store, server.settings("not yet"))
 
 
-def test_a_token_that_may_only_read_is_named(server, bucket, make_store, start_sender):
-    (found,) = server.call("GET", f"/api/v2/buckets?name={bucket}")["buckets"]
-    resource = {"type": "buckets", "id": found["id"], "orgID": server.org_id}
-    right = {"orgID": server.org_id, "permissions": [{"action": "read", "resource": resource}]}
-    token = server.call("POST", "/api/v2/authorizations", right)["token"]
-    store = make_store()
-    append(store, 5)
-    sender = start_sender(store.path, {**server.environment(bucket), "INFLUXDB_V2_TOKEN": token})
-    assert sender.end(close=False) == 1
-    assert "no right to bucket" in sender.told[-1]["message"] or "no bucket" in sender.told[-1]["message"]
-
-
 def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_store, start_sender):
     store = make_store()
     append(store, 400)
@@ -182,18 +156,6 @@ def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_stor
         got = there.readings(T0, T0 + 1000 * STEP)
     bad = {(T0 + k * STEP, "dram") for k in (3, 200, 399)}
     assert got == [r for r in good if (r.tick_ns, r.domain) not in bad]
-
-
-def test_a_measurement_of_another_type_is_set_aside_and_told(server, bucket, make_store, start_sender):
-    from energymon.influx.client import InfluxClient
-
-    store = make_store()
-    append(store, 200)
-    with InfluxClient(server.settings(bucket)) as uplink:
-        uplink.post([f'energy,node=x joules="text",offset_ns="text" {T0}'])
-    sender = start_sender(store.path, server.environment(bucket))
-    assert sender.end(close=False) == 0
-    assert "600" in sender.wait_for("set-aside", "600 points")["message"]
 
 
 def test_points_older_than_the_bucket_keeps_are_set_aside_in_one_go(server, make_store, start_sender):
@@ -338,28 +300,6 @@ def test_an_answer_that_is_not_204_stores_nothing_and_is_told(
     assert_whole(store, server.settings(bucket))
 
 
-def test_an_error_page_in_another_charset_is_waited_out(server, bucket, gate, make_store, start_sender):
-    store = make_store()
-    append(store, 10)
-    gate.own = [(503, HTML, PAGE), (401, HTML, PAGE)]
-    sender = start_sender(store.path, through(gate, server, bucket), "--until-eof")
-    assert "answered 503: <html>" in sender.wait_for("waiting")["message"]
-    sender.wait_for("sending")
-    assert sender.end() == 0
-    assert_whole(store, server.settings(bucket))
-
-
-def test_a_second_sender_on_the_same_store_refuses(server, bucket, make_store, start_sender):
-    store = make_store()
-    append(store, 5)
-    first = start_sender(store.path, server.environment(bucket), "--until-eof")
-    first.wait_for("sending")
-    second = start_sender(store.path, server.environment(bucket))
-    assert second.end(close=False) == 2
-    assert "another sender" in second.told[-1]["message"]
-    assert first.end() == 0
-
-
 def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(server, bucket, make_store, start_sender):
     store = make_store()
     append(store, 5)
@@ -372,17 +312,6 @@ def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(se
     second.wait_for("sending")
     assert second.end() == 0
     assert_whole(store, server.settings(bucket))
-
-
-def test_sigterm_ends_a_sender_that_waits(server, bucket, make_store, start_sender):
-    server.stop()
-    store = make_store()
-    append(store, 5)
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
-    sender.wait_for("waiting")
-    sender.process.send_signal(signal.SIGTERM)
-    assert sender.end(close=False) == 1
-    assert sender.told[-1]["unsent"] == 15
 
 
 @pytest.fixture
