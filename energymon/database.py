@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,11 +19,6 @@ _BUSY_TIMEOUT_S: Final = 5.0
 
 BESIDE: Final = ("-wal", "-shm", "-edge", "-sender")
 """What the names of files end in that an agent and its sender have beside a store."""
-_MOVED_S: Final = 5.0
-"""How long an agent may take to notice that its store was moved."""
-_IN_USE: Final = 128
-"""Byte of the shared memory that everybody locks who has the store open (SQLite's DMS lock)."""
-
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -118,39 +112,14 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _refuse_foreign_log(path: Path) -> None:
-    """Raise StoreError where a new store would take the log of another one, which was moved or removed, for its own.
-
-    Waits some seconds for an agent to take the log of a store that was moved along.
-    """
+    """Raise StoreError where a new store would take the log of another one, which was moved or removed, for its own."""
     real = path.resolve()
-    log, memory = (real.with_name(real.name + beside) for beside in ("-wal", "-shm"))
-    deadline_s = time.monotonic() + _MOVED_S
-    while not (real.exists() and real.stat().st_size) and log.exists() and log.stat().st_size:
-        if not _is_in_use(memory):
-            raise StoreError(
-                f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; rename it "
-                "to the name of that store and -wal, or remove it"
-            )
-        if time.monotonic() > deadline_s:
-            raise StoreError(
-                f"{path}: the store that was here was removed, and its agent still runs; stop that one first"
-            )
-        time.sleep(0.02)
-
-
-def _is_in_use(memory: Path) -> bool:
-    """Return whether a process has the store open whose shared memory this is."""
-    try:
-        fd = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _IN_USE)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    log = real.with_name(f"{real.name}-wal")
+    if not (real.exists() and real.stat().st_size) and log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; stop its agent, "
+            "or rename the log to the name of that store and -wal, or remove it"
+        )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:

@@ -158,9 +158,6 @@ def test_an_output_that_is_no_files_name_is_refused(store, out):
         export(store, out, "csv")
 
 
-def test_a_folder_and_a_link_to_itself_are_refused(store, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "folder").mkdir()
-    for name in ("loop", "folder"):
-        with pytest.raises(ConfigError, match=name):
-            export(store, tmp_path / name, "csv")
+def test_a_folder_is_refused(store, tmp_path):
+    with pytest.raises(ConfigError, match=tmp_path.name):
+        export(store, tmp_path, "csv")
