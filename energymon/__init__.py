@@ -13,7 +13,7 @@ from energymon.agent.process import Agent
 from energymon.agent.window import Window
 from energymon.analysis.attribution import (
     Channels,
-    Component,
+    EnergyComponent,
     NodeEnergy,
     add_up,
     best_sources,
@@ -26,9 +26,9 @@ from energymon.analysis.tuples import stored_tuples
 from energymon.cli.export import save_readings
 from energymon.errors import (
     AgentError,
-    ConfigError,
     EnergyError,
     NoSensorError,
+    OptionError,
     SensorError,
     StoreError,
     WindowError,
@@ -57,15 +57,15 @@ __all__ = [
     "Baseline",
     "Channels",
     "ClockOffset",
-    "Component",
-    "ConfigError",
     "Domain",
     "Energy",
+    "EnergyComponent",
     "EnergyError",
     "EpochMark",
     "Event",
     "NoSensorError",
     "NodeEnergy",
+    "OptionError",
     "Reading",
     "SensorError",
     "Session",

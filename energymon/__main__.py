@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from energymon.errors import ConfigError, EnergyError
+from energymon.errors import EnergyError, OptionError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 from joulefeed.signals import run_program
@@ -69,9 +69,9 @@ def _failed(error: Exception) -> int:
 
 
 def _require_stdout() -> None:
-    """Raise ConfigError when there is nowhere to print to; print() would say nothing about it."""
+    """Raise OptionError when there is nowhere to print to; print() would say nothing about it."""
     if sys.stdout is None:
-        raise ConfigError("stdout is closed; expected somewhere to print to")
+        raise OptionError("stdout is closed; expected somewhere to print to")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
     given = {name: str(value) for name, value in flags.items() if value is not None}
     if options.influxdb_url is None:
         if given:
-            raise ConfigError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
+            raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
         return None
     return given
 
@@ -143,7 +143,7 @@ def _query(options: argparse.Namespace) -> int:
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
     times = options.start, options.end
     if (None in times) != (times == (None, None)) or (options.last and options.start):
-        raise ConfigError("expected both --start and --end, or --last, or none of them for all that the store has")
+        raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
     with SqliteStore.open(options.store) as store:
         if options.start:
             asked = [(_instant(options.start), _instant(options.end), options.node or None, options.clock)]
@@ -204,7 +204,7 @@ def _clock(options: argparse.Namespace) -> int:
     _require_stdout()
     address = split_address(options.listen)
     if address is None:
-        raise ConfigError(
+        raise OptionError(
             f"--listen {options.listen!r}: expected ADDRESS or ADDRESS:PORT, the port 0 to 65535 and an IPv6 address "
             "in brackets, [::1]:9000"
         )
@@ -246,7 +246,7 @@ def _duration_ns(text: str) -> int:
     except (ValueError, OverflowError):
         duration_ns = 0
     if not 0 < duration_ns <= _LAST_NS:
-        raise ConfigError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
+        raise OptionError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
     return duration_ns
 
 
@@ -257,9 +257,9 @@ def _instant(text: str) -> int:
     try:
         instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
+        raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
     if not 0 <= instant_ns <= _LAST_NS:
-        raise ConfigError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
+        raise OptionError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
     return instant_ns
 
 

@@ -117,8 +117,8 @@ def _refuse_foreign_log(path: Path) -> None:
     log = real.with_name(f"{real.name}-wal")
     if not (real.exists() and real.stat().st_size) and log.exists() and log.stat().st_size:
         raise StoreError(
-            f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; stop its agent, "
-            "or rename the log to the name of that store and -wal, or remove it"
+            f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; stop its "
+            "agent, rename the log to the name of that store and -wal, or remove it"
         )
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
 from energymon.agent.process import Agent, shared_agent, wait_until_read
-from energymon.analysis.attribution import Component
+from energymon.analysis.attribution import EnergyComponent
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
@@ -302,7 +302,7 @@ class Window:
             "read the window there"
         )
 
-    def _total(self) -> Component:
+    def _total(self) -> EnergyComponent:
         return next(c for c in self.energy.components if c.name == "total")
 
     def _label(self) -> str:

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal, cast, get_args
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.analysis.tuples import stored_tuples
-from energymon.errors import ConfigError
+from energymon.errors import OptionError
 from energymon.reading import Reading, Session
 from energymon.store import SqliteStore
 
@@ -72,15 +72,15 @@ def export(
 
     The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Lines are those
     that are sent to InfluxDB.
-    Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
+    Raises OptionError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     if not str(out) or not Path(out).name:
-        raise ConfigError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
+        raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
         if format not in FORMATS:
-            raise ConfigError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
+            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
     columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
     lines = _reading_lines if what == "readings" else _tuple_lines
 
@@ -99,7 +99,7 @@ def export(
         with _appearing(Path(out)) as file:
             return write(file)
     if format == "parquet":
-        raise ConfigError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
+        raise OptionError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
     sys.stdout.flush()
     return write(sys.stdout.buffer)
 
@@ -196,7 +196,7 @@ def _appearing(out: Path) -> Iterator[BinaryIO]:
     """Give a file to write, which appears at `out` when it is whole."""
     try:
         if out.exists() and not out.is_file():
-            raise ConfigError(f"{out}: is no regular file; expected one, or - for stdout")
+            raise OptionError(f"{out}: is no regular file; expected one, or - for stdout")
         partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
         try:
             with partial.open("wb") as file:
@@ -206,4 +206,4 @@ def _appearing(out: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error
+        raise OptionError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error

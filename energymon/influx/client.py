@@ -94,7 +94,7 @@ class InfluxClient:
             raise WriteRejected(unexpected(self.settings, "write", status, headers, body))
 
     def renew(self) -> None:
-        """Connect again the next time, with the token that its file holds by then; raises ConfigError."""
+        """Connect again the next time, with the token that its file holds by then; raises OptionError."""
         self.close()
         self.settings = self.settings.reread()
 

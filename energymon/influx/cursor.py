@@ -12,7 +12,7 @@ import sqlite3
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -26,7 +26,7 @@ from energymon.clock.monotonic import NS, tick_at
 from energymon.database import connect, store_error, transaction
 from energymon.errors import StoreError
 from energymon.influx import lineprotocol as lines_of
-from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, EpochMark, Event, Session
+from energymon.reading import LAG_S, EpochMark, Event, Session
 from energymon.store import SqliteStore, columns
 from joulefeed.closing import Closing
 
@@ -43,12 +43,6 @@ _WAL_BYTES: Final = 8_000_000
 _PATIENCE_NS: Final = 30 * NS
 """A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain. An
 agent that starts later than this after another one begins a sum of its own."""
-_NEWS: Final[Sequence[tuple[str, type[Any], Callable[[Any], str]]]] = (
-    ("clocks", ClockOffset, lines_of.clock_line),
-    ("baselines", Baseline, lines_of.baseline_line),
-    ("counters", CounterStart, lines_of.counter_line),
-    ("epochs", EpochMark, lines_of.epoch_line),
-)
 _END_OF_TIME_NS: Final = 2**63 - 1
 _OPENED: Final = "opened"
 """Kind in the table `sent` from which an agent sees that late readings are to be noted."""
@@ -178,9 +172,8 @@ class StoreCursor(Closing):
                 batch.sent["ends"] = number
 
     def _add_news(self, batch: LineBatch) -> None:
-        """Add clocks, baselines, counters, epochs and events."""
-        for table, kind, line in _NEWS:
-            batch.lines.extend(line(record) for record in self._records(batch, table, kind))
+        """Add epochs and events."""
+        batch.lines.extend(map(lines_of.epoch_line, self._records(batch, "epochs", EpochMark)))
         rowid = batch.sent.get("events", 0)
         if events := self._records(batch, "events", Event):
             # Events of one nanosecond differ in their count, which must come out the same when sent again.

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
-from energymon.errors import ConfigError, EnergyError, StoreError
+from energymon.errors import EnergyError, OptionError, StoreError
 from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
 from energymon.influx.cursor import BusyError, LineBatch, StoreCursor
 from energymon.influx.settings import InfluxSettings
@@ -70,7 +70,7 @@ def send(store: Path, *, until_eof: bool, drain_s: float = DRAIN_S, limit_bytes:
         stop = StopListener(until_eof=until_eof)
         with _open(store, stop, until_eof=until_eof) as cursor, InfluxClient(settings) as client:
             return Sender(cursor, client, stop, until_eof=until_eof, drain_s=drain_s, limit_bytes=limit_bytes).run()
-    except (ConfigError, StoreError) as error:
+    except (OptionError, StoreError) as error:
         _say("refused", str(error), None)
         return _ERROR
 
@@ -187,7 +187,7 @@ class Sender:
             return max(self._failed("waiting", error), after_s or 0.0)
         except WriteRejected as error:
             # The token's file may have a better one by now. Without one the old token goes on being refused.
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(OptionError):
                 self._client.renew()
             return self._failed("refused", error)
         self._failures = 0

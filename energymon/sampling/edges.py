@@ -56,7 +56,7 @@ def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted({0, *(lag_ns * step // _STEPS for lag_ns in within for step in range(1, _STEPS + 2))}))
 
 
-class Listener:
+class EdgeListener:
     """The agent's end. Its methods may be called from any thread, `serve` from one at a time."""
 
     def __init__(self, path: Path) -> None:

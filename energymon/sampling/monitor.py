@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
-from energymon.sampling.edges import Listener
+from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
+from energymon.sampling.edges import EdgeListener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
@@ -89,9 +89,9 @@ class Monitor:
         clock: Clock | None = None,
         after_ns: int = 0,
         linger_ns: int = 0,
-        edges: Listener | None = None,
+        edges: EdgeListener | None = None,
         follow_ups_ns: Sequence[int] = (),
-        strewn_ns: int = 0,
+        dither_ns: int = 0,
         on_edge: Callable[[], None] = lambda: None,
     ) -> None:
         """Take what to sample and where the records go; nothing starts yet.
@@ -104,14 +104,14 @@ class Monitor:
             clock: The clock of the ticks; default a new one.
             after_ns: No tick is taken up to this instant, UTC ns; default 0.
             linger_ns: Ticks go on for so long after `stop`, for values that come late, ns; default 0.
-            edges: Listener for programs that want a reading at once; default none.
+            edges: EdgeListener for programs that want a reading at once; default none.
             follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
-            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
+            dither_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
                 counts, a load that repeats in step with the ticks is then seen at all of its moments.
             on_edge: Called after each reading for a program that wants one; default nothing.
         """
         self._on_edge = on_edge
-        self._strewn_ns = strewn_ns
+        self._dither_ns = dither_ns
         self._edges = edges
         self._follow_ups_ns = follow_ups_ns
         self._follow: list[int] = []
@@ -269,7 +269,7 @@ class Monitor:
                 reason, awaited = self._let_run(keeper, awaited)
                 if reason is Reason.STOPPED or keeper != self._keeper:
                     return
-            due = awaited + strewn_ns(awaited, self._strewn_ns)
+            due = awaited + dither_ns(awaited, self._dither_ns)
             if not self._wait(keeper, due):
                 return
             stopping = self._stopping and awaited >= self._last_ns
@@ -310,7 +310,7 @@ class Monitor:
             time.sleep(wait_ns / NS)
         return True
 
-    def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
+    def _serve(self, edges: EdgeListener, keeper: int, awaited_ns: int) -> bool:
         """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
 
         Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
@@ -396,7 +396,7 @@ class Monitor:
                 wall_ns=wall_ns,
                 readings=self._readings,
                 slow_ns=_SLOW_NS,
-                strewn_ns=self._strewn_ns,
+                dither_ns=self._dither_ns,
                 wake_fd=-1 if self._edges is None else self._edges.fileno(),
             )
             self._kept = (key, ticker)

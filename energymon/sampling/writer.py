@@ -17,7 +17,7 @@ from energymon.reading import START, ClockOffset, CounterStart, Event, News, Tic
 from energymon.sampling.outages import Outages
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
-from energymon.sensors.base import Channel, Point, RawCounter, Sensor
+from energymon.sensors.base import RawCounter, Sensor, SensorChannel, SensorPoint
 from energymon.store import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _FULL_NS: Final = 10 * NS
 
 
 @dataclass(slots=True)
-class _Batch:
+class _TickRows:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
     rows: list[Row] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Batch:
         return not self.news and not any(row[4] == START for row in self.rows)
 
 
-class Writer:
+class StoreWriter:
     """Takes records on any thread, decodes and commits them on its own.
 
     It asks the source that it follows for ticks that have not come by themselves.
@@ -109,14 +109,14 @@ class Writer:
         self._stopping = False
         self._hastened = False
         self._committed_ns = 0
-        self._backlog: list[_Batch] = []
+        self._backlog: list[_TickRows] = []
         self._refused: StoreError | None = None
         self._retry_s = 0.0
         self._full = False
         self._size_due_ns = 0
         self._kept_ns = 0
         self.jitter = Jitter()
-        self._series: dict[Channel, Series] = {}
+        self._series: dict[SensorChannel, Series] = {}
         self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -186,12 +186,12 @@ class Writer:
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
-                self._backlog += [_Batch(news=[event]) for event in self._outages.missed(last=stopping)]
+                self._backlog += [_TickRows(news=[event]) for event in self._outages.missed(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _Batch:
+    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _TickRows:
         match record:
             case Sampled():
                 return self._tick(record)
@@ -200,13 +200,13 @@ class Writer:
             case ClockStep():
                 message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
                 wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
-                return _Batch(news=[self._event(record.t_ns, "clock-step", message), wall])
+                return _TickRows(news=[self._event(record.t_ns, "clock-step", message), wall])
             case Event():
                 self._on_event(record)
-        return _Batch(news=[record])
+        return _TickRows(news=[record])
 
-    def _tick(self, record: Sampled) -> _Batch:
-        batch = _Batch()
+    def _tick(self, record: Sampled) -> _TickRows:
+        batch = _TickRows()
         rows, known, lost = batch.rows, self._series, self._outages.lost_ns
         whole, tick_ns, ahead_ns = record.whole, record.tick_ns, record.ahead_ns
         for index, raw in record.samples:
@@ -236,7 +236,7 @@ class Writer:
             batch.ticks.append(Ticks(tick_ns, self._node, not whole, 1, self._interval_ns))
         return batch
 
-    def _counter(self, tick_ns: int, point: Point, joules: float, shown: RawCounter) -> CounterStart:
+    def _counter(self, tick_ns: int, point: SensorPoint, joules: float, shown: RawCounter) -> CounterStart:
         return CounterStart(
             self._node,
             *point.channel,
@@ -252,11 +252,11 @@ class Writer:
             shown.counter,
         )
 
-    def _gap(self, gap: Gap) -> _Batch:
+    def _gap(self, gap: Gap) -> _TickRows:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
         self._outages.pass_unseen(gap.first_ns, count)
-        return _Batch(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
+        return _TickRows(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -271,11 +271,11 @@ class Writer:
         if self._refused is not None:
             # Reported in the very transaction that makes it true.
             back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            self._backlog.append(_Batch(news=[back]))
+            self._backlog.append(_TickRows(news=[back]))
         try:
             if (before := self._store.follow()) is not None:
                 message = f"{before}: was moved to {self._store.path}, and readings go there"
-                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-moved", message)]))
+                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
             self._append()
         except StoreError as error:
@@ -285,7 +285,7 @@ class Writer:
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-failed", message)]))
+                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
         if back is not None:
@@ -320,7 +320,7 @@ class Writer:
                     else ("spool-room", "there is room again; every tick is kept")
                 )
                 event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
-                self._backlog.append(_Batch(news=[event]))
+                self._backlog.append(_TickRows(news=[event]))
         if self._full:
             keep = now_ns - self._kept_ns >= _FULL_NS
             whole = [batch for batch in self._backlog if not batch.may_be_given_up]

@@ -16,7 +16,7 @@ Part = tuple[str, Domain]
 """A device and the domain whose joules are the sum over such devices."""
 
 
-class Channel(NamedTuple):
+class SensorChannel(NamedTuple):
     """One series of a sensor, before it has a node."""
 
     device: str
@@ -34,10 +34,10 @@ class RawCounter(NamedTuple):
     counter: str
 
 
-class Point(NamedTuple):
-    """One channel's answer at one tick; a named tuple like Channel, for a dataclass costs three times as much."""
+class SensorPoint(NamedTuple):
+    """One channel's answer at one tick; a named tuple like SensorChannel, for a dataclass costs three times as much."""
 
-    channel: Channel
+    channel: SensorChannel
     t_ns: int
     """When it was read, UTC ns."""
     joules: float | None
@@ -52,7 +52,7 @@ class Point(NamedTuple):
     """What the hardware's counter showed, where the series begins with it."""
 
 
-def samples_power_alone(channels: Sequence[Channel]) -> bool:
+def samples_power_alone(channels: Sequence[SensorChannel]) -> bool:
     """Return whether these are of a board without a counter, whose joules are power that is sampled and integrated."""
     sources = {channel.source for channel in channels}
     return bool(sources) and sources <= {"nvml-power", "nvml-power-average"}
@@ -71,7 +71,7 @@ class Sensor(Protocol):
         ...
 
     @property
-    def channels(self) -> Sequence[Channel]:
+    def channels(self) -> Sequence[SensorChannel]:
         """What it reads."""
         ...
 
@@ -86,8 +86,8 @@ class Sensor(Protocol):
         """
         ...
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
-        """Turn what `sample` returned into points; a channel that failed is a Point with a problem.
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
+        """Turn what `sample` returned into points; a channel that failed is a SensorPoint with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
         """

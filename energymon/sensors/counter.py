@@ -147,7 +147,7 @@ class PowerIntegral:
 
     def __init__(self, *, interval_ns: int) -> None:
         """Take the time between ticks."""
-        self.strew(interval_ns, 0)
+        self.set_interval(interval_ns, 0)
         self._joules = 0.0
         self._watts = 0.0
         self._last_ns: int | None = None
@@ -172,10 +172,10 @@ class PowerIntegral:
         self._watts, self._last_ns, self._read_ns = watts, now_ns, asked_ns
         return self._joules, flags
 
-    def strew(self, interval_ns: int, strewn_ns: int) -> None:
-        """Take the time between ticks, and how late they are taken at random."""
-        self._gap_ns = interval_ns + interval_ns // 2 + strewn_ns
-        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + strewn_ns
+    def set_interval(self, interval_ns: int, dither_ns: int) -> None:
+        """Set the time between two ticks and the longest random delay of a tick, ns."""
+        self._gap_ns = interval_ns + interval_ns // 2 + dither_ns
+        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + dither_ns
 
 
 def _span(ns: float) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
-from energymon.sensors.base import CLOSED, Channel, Point
+from energymon.sensors.base import CLOSED, SensorChannel, SensorPoint
 from energymon.ticker.ticker import Operation, Raw
 
 TDP_W_PER_CPU: Final = 5.2
@@ -50,7 +50,7 @@ class EstimateSensor:
         self._path = stat
         self._fd = os.open(stat, os.O_RDONLY | os.O_CLOEXEC)
         self._first: tuple[int, float] | None = None
-        self.channels = (Channel("cpu", "cpu", ESTIMATE),)
+        self.channels = (SensorChannel("cpu", "cpu", ESTIMATE),)
 
     def sample(self) -> Raw:
         """Read the line that sums up all CPUs."""
@@ -66,21 +66,21 @@ class EstimateSensor:
         """Return the read."""
         return [Operation(_LINE_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Turn the busy time's growth since the first sample into joules."""
         now_ns, text, _ = raw
         t_ns = now_ns + offset_ns
         try:
             busy_s = self._busy_s(text)
         except (OSError, ValueError) as error:
-            return [Point(self.channels[0], t_ns, None, problem=f"{self._path}: {error}")]
+            return [SensorPoint(self.channels[0], t_ns, None, problem=f"{self._path}: {error}")]
         if self._first is None:
             self._first = (now_ns, busy_s)
-            return [Point(self.channels[0], t_ns, 0.0, START)]
+            return [SensorPoint(self.channels[0], t_ns, 0.0, START)]
         elapsed_s = (now_ns - self._first[0]) / NS
         load_s = (busy_s - self._first[1]) / self._cpus
         joules = self._tdp_w * (self._idle_fraction * elapsed_s + (1 - self._idle_fraction) * load_s)
-        return [Point(self.channels[0], t_ns, joules)]
+        return [SensorPoint(self.channels[0], t_ns, joules)]
 
     def _busy_s(self, text: bytes | OSError) -> float:
         if isinstance(text, OSError):

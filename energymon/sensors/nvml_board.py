@@ -9,7 +9,7 @@ from typing import Final
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Point, RawCounter, samples_power_alone
+from energymon.sensors.base import RawCounter, SensorChannel, SensorPoint, samples_power_alone
 from energymon.sensors.counter import Counter, PowerIntegral
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -43,31 +43,31 @@ _RENEW_NS: Final = NS
 """How often a board that fails is looked for again."""
 
 
-class _Series:
+class _BoardSeries:
     """One channel of a board."""
 
     __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
 
     def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
         """Take the board as messages name it, its device's name first."""
-        self.channel = Channel(board.partition(" ")[0], "gpu", source)
+        self.channel = SensorChannel(board.partition(" ")[0], "gpu", source)
         self._lag_s = LAG_S[source] if lag_s is None else lag_s
         self._board_label = board
         self.counter = what if isinstance(what, Counter) else None
         self._integral = what if isinstance(what, PowerIntegral) else None
         self._at_ns = 0
 
-    def strew(self, interval_ns: int) -> None:
-        """Take that ticks are taken up to an interval late."""
+    def dither(self, interval_ns: int) -> None:
+        """Expect each tick with a random delay of up to an interval, ns."""
         if self._integral is not None:
-            self._integral.strew(interval_ns, interval_ns)
+            self._integral.set_interval(interval_ns, interval_ns)
 
     @property
     def lag_s(self) -> float:
         """How old, s, the value may be that is shown."""
         return self._lag_s if self.counter is None else self.counter.age_s
 
-    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> Point:
+    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
         """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
         at_ns = read_ns = (before_ns + after_ns) // 2
         if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
@@ -77,7 +77,9 @@ class _Series:
         self._at_ns = at_ns
         if self._integral is not None:
             joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
-            return Point(self.channel, at_ns + offset_ns, joules, flags, self._integral.why if flags == START else "")
+            return SensorPoint(
+                self.channel, at_ns + offset_ns, joules, flags, self._integral.why if flags == START else ""
+            )
         counter = self.counter
         assert counter is not None
         try:
@@ -87,13 +89,13 @@ class _Series:
         # The driver may say that the value is older than that.
         early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
         if not flags:
-            return Point(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
+            return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
         shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label)
-        return Point(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
+        return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
 
-    def failed(self, why: str, t_utc_ns: int) -> Point:
+    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
         """Return the point of a reading that failed."""
-        return Point(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
+        return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
 
 
 class NvmlSensor:
@@ -110,10 +112,10 @@ class NvmlSensor:
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
-        self._calls: list[tuple[NvmlCall, list[_Series]]] = list(self._plan(interval_ns))
+        self._calls: list[tuple[NvmlCall, list[_BoardSeries]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
-                series.strew(interval_ns)
+                series.dither(interval_ns)
         self._counter_updates: Updates | None = None
         self._failed = False
         self._renewed_ns = 0
@@ -123,7 +125,7 @@ class NvmlSensor:
         self._bind()
 
     @property
-    def channels(self) -> tuple[Channel, ...]:
+    def channels(self) -> tuple[SensorChannel, ...]:
         """The board's counter, power and average power, as far as it gives them."""
         return tuple(series.channel for series in self._series())
 
@@ -146,9 +148,9 @@ class NvmlSensor:
         """Return the calls; None while the board fails."""
         return None if self._failed else [call.operation for call, _ in self._calls]
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Return a point of each channel, at the value's own time where it is plausible."""
-        points: list[Point] = []
+        points: list[SensorPoint] = []
         at = 0
         for call, several in self._calls:
             before_ns, answer, after_ns = raw[at], raw[at + 1], raw[at + 2]
@@ -219,17 +221,17 @@ class NvmlSensor:
             if series.counter is not None:
                 series.counter.lag_s = lag_of(shown) or polled_s
 
-    def _series(self) -> Iterator[_Series]:
+    def _series(self) -> Iterator[_BoardSeries]:
         return (series for _, several in self._calls for series in several)
 
-    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_Series]]]:
+    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_BoardSeries]]]:
         """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
         answered = self._answered()
-        makers: Mapping[int, Callable[[], _Series]] = {
+        makers: Mapping[int, Callable[[], _BoardSeries]] = {
             ENERGY: self._counter,
-            INSTANT_POWER: lambda: _Series(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
-            AVERAGE_POWER: lambda: _Series(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
+            INSTANT_POWER: lambda: _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
+            AVERAGE_POWER: lambda: _BoardSeries(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
         }
         if answered:
             call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, answered, self._scope)
@@ -244,17 +246,17 @@ class NvmlSensor:
                 nvml.nvmlDeviceGetPowerUsage(self._handle)
             if counts and not self._has("nvmlDeviceGetPowerUsage"):
                 return
-            usage = _Series(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
+            usage = _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
             yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
 
     @property
     def _scope(self) -> int:
         return MODULE_SCOPE if self._module else 0
 
-    def _counter(self) -> _Series:
+    def _counter(self) -> _BoardSeries:
         # 64 bits of millijoules do not wrap in the life of a machine.
         counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
-        return _Series(_COUNTER, self._board, counter)
+        return _BoardSeries(_COUNTER, self._board, counter)
 
     def _answered(self) -> tuple[int, ...]:
         """Return the fields that the board has."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from energymon.errors import CounterError
-from energymon.sensors.base import CLOSED, Channel, Part, Point, RawCounter
+from energymon.sensors.base import CLOSED, Part, RawCounter, SensorChannel, SensorPoint
 from energymon.sensors.counter import Counter
 from energymon.ticker.ticker import Operation, Raw
 
@@ -23,7 +23,7 @@ class RaplCounters(ABC):
     def __init__(self, source: str, domains: Sequence[Part], counters: Sequence[Counter]) -> None:
         """Take the domains that are counted, and their counters."""
         self.domains = domains
-        self.channels = [Channel(*domain, source) for domain in domains]
+        self.channels = [SensorChannel(*domain, source) for domain in domains]
         self.counters = counters
         self.fd = CLOSED
         self.others: list[int] = []
@@ -120,9 +120,9 @@ class RaplSensor:
             return None
         return [file.operation() for file in self._files]
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Return a point of each counter; those that one read shows share their time."""
-        points: list[Point] = []
+        points: list[SensorPoint] = []
         before_ns: int = raw[0]
         at = 1
         for index, file in enumerate(self._files):
@@ -139,7 +139,7 @@ class RaplSensor:
                 if isinstance(error, ValueError):
                     self._broken.append(index)
                 why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
-                points += [Point(channel, t_ns, None, problem=why) for channel in file.channels]
+                points += [SensorPoint(channel, t_ns, None, problem=why) for channel in file.channels]
                 for counter in file.counters:
                     counter.interrupt()
                 continue
@@ -149,11 +149,11 @@ class RaplSensor:
                 except CounterError as error:
                     if file.reopens_on_doubt:
                         self._broken.append(index)
-                    points.append(Point(channel, t_ns, None, problem=file.problem(str(error))))
+                    points.append(SensorPoint(channel, t_ns, None, problem=file.problem(str(error))))
                 else:
                     start, why = (file.started(i, values[i]), counter.why) if flags else (None, "")
                     early_ns, late_ns = max(now_ns - counter.since_ns, 0), after_ns - now_ns
-                    points.append(Point(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
+                    points.append(SensorPoint(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
         return points
 
     def describe(self) -> dict[str, object]:

@@ -135,13 +135,6 @@ def test_a_store_that_cannot_be_read_is_told_in_a_line(store, capsys, spoil, tol
     assert not out.exists()
 
 
-def test_an_agent_writes_to_no_device_and_no_fifo(tmp_path, capsys):
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", Path("/dev/null")):
-        assert main(["run", "--store", str(path), "--estimate", "missing", "--sysfs", str(tmp_path)]) == 2
-        assert capsys.readouterr().err.splitlines()[-1].startswith(f"energymon: {path}: ")
-
-
 @pytest.mark.process
 def test_a_store_on_a_full_disk_is_read(store, tmp_path):
     (disk := tmp_path / "full").mkdir()

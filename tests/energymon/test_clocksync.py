@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from energymon.clock.sync import Responder, measure
-from energymon.errors import ClockError, ConfigError
+from energymon.errors import ClockError, OptionError
 
 MS = 1_000_000
 S = 1000 * MS
@@ -149,7 +149,7 @@ def test_it_answers_on_the_address_given_alone():
             measure(f"127.0.0.2:{responder.port}", "n", attempts=1, timeout_s=0.05)
         with pytest.raises(ClockError, match=r"127\.0\.0\.1"):
             Responder("127.0.0.1", responder.port)
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+    with pytest.raises(OptionError, match=r"192\.0\.2\.1"):
         Responder("")
 
 
@@ -176,5 +176,5 @@ def test_nobody_there_is_told_with_what_to_do():
     ["", "host", "host:", ":5", "host:0", "host:70000", "host:x", "::1:5", "[::1]", "[::1:5", "h:" + "9" * 5000, "h:²"],
 )
 def test_a_peer_that_is_no_host_and_port_is_refused(peer):
-    with pytest.raises(ConfigError, match="HOST:PORT"):
+    with pytest.raises(OptionError, match="HOST:PORT"):
         measure(peer, "n")

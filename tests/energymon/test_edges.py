@@ -12,7 +12,7 @@ import pytest
 import energymon
 from energymon import SqliteStore
 from energymon.clock.monotonic import boot_ns
-from energymon.sampling.edges import Asker, Listener, follow_ups_ns, socket_path
+from energymon.sampling.edges import Asker, EdgeListener, follow_ups_ns, socket_path
 from tests.energymon.conftest import one_by_one
 
 REPO = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def served(store):
             if listener.serve():
                 listener.answer()
 
-    with closing(Listener(socket_path(store))) as listener:
+    with closing(EdgeListener(socket_path(store))) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         yield listener
@@ -79,7 +79,7 @@ def test_what_a_dead_agent_left_is_replaced_and_nothing_is_left_at_the_end(tmp_p
 
 def test_an_agent_that_does_not_answer_holds_up_a_window_for_a_tenth_of_a_second(tmp_path):
     store = tmp_path / "e.sqlite"
-    with closing(Listener(socket_path(store))), closing(Asker(store)) as asker:
+    with closing(EdgeListener(socket_path(store))), closing(Asker(store)) as asker:
         before_s = time.monotonic()
         assert asker.edge_ns() is None
         assert time.monotonic() - before_s < 2
@@ -87,7 +87,7 @@ def test_an_agent_that_does_not_answer_holds_up_a_window_for_a_tenth_of_a_second
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next(tmp_path):
     store = tmp_path / "e.sqlite"
-    with closing(Listener(socket_path(store))) as listener, closing(Asker(store)) as asker:
+    with closing(EdgeListener(socket_path(store))) as listener, closing(Asker(store)) as asker:
         assert asker.edge_ns() is None
         listener.serve()
         assert listener.serve()

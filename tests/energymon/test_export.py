@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from energymon import START, ConfigError, Reading, SqliteStore, WindowError
+from energymon import START, OptionError, Reading, SqliteStore, WindowError
 from energymon.analysis.tuples import stored_tuples
 from energymon.cli.export import READING_COLUMNS, TUPLE_COLUMNS, export
 
@@ -106,13 +106,13 @@ def test_an_empty_span_has_a_file_with_its_columns_alone(store, tmp_path):
 
 
 def test_parquet_is_not_written_to_stdout(store):
-    with pytest.raises(ConfigError, match="--format"):
+    with pytest.raises(OptionError, match="--format"):
         export(store, "-", "parquet")
 
 
 @pytest.mark.parametrize("format", ["parquet", "csv", "line"])
 def test_a_file_that_cannot_be_written_is_named(store, tmp_path, format):
-    with pytest.raises(ConfigError, match="no/such/out"):
+    with pytest.raises(OptionError, match="no/such/out"):
         export(store, tmp_path / "no/such/out", format)
 
 
@@ -127,7 +127,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(store, tmp_path, monke
         return readings(self, start_ns, end_ns, node)
 
     monkeypatch.setattr(SqliteStore, "readings", break_off)
-    with pytest.raises(ConfigError, match="No space left"):
+    with pytest.raises(OptionError, match="No space left"):
         export(store, out, "csv")
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
@@ -154,10 +154,10 @@ def test_csv_reads_back_to_the_same_readings(store, capsys):
 
 @pytest.mark.parametrize("out", ["", ".", "/"])
 def test_an_output_that_is_no_files_name_is_refused(store, out):
-    with pytest.raises(ConfigError, match="expected the name of a file"):
+    with pytest.raises(OptionError, match="expected the name of a file"):
         export(store, out, "csv")
 
 
 def test_a_folder_is_refused(store, tmp_path):
-    with pytest.raises(ConfigError, match=tmp_path.name):
+    with pytest.raises(OptionError, match=tmp_path.name):
         export(store, tmp_path, "csv")

@@ -8,7 +8,7 @@ from energymon.clock import monotonic as clock_module
 from energymon.clock.monotonic import Clock
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import ClockStep, Gap, Sampled
-from energymon.sensors.base import Channel, Point
+from energymon.sensors.base import SensorChannel, SensorPoint
 
 MS = 1_000_000
 INTERVAL_NS = 20 * MS
@@ -19,7 +19,7 @@ class Steady:
 
     def __init__(self, name="steady", before=lambda count: None):
         self.name = name
-        self.channels = (Channel(name, "cpu", "estimate"),)
+        self.channels = (SensorChannel(name, "cpu", "estimate"),)
         self.count = 0
         self._before = before
 
@@ -33,7 +33,7 @@ class Steady:
 
     def decode(self, raw, offset_ns):
         count, t_ns = raw
-        return [Point(self.channels[0], t_ns + offset_ns, float(count))]
+        return [SensorPoint(self.channels[0], t_ns + offset_ns, float(count))]
 
     def describe(self):
         return {}

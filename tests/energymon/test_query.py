@@ -116,22 +116,6 @@ def test_where_a_board_measures_its_whole_module_the_total_does_not_add_what_is_
     assert by_name(window)["total"].joules == pytest.approx(600)
 
 
-def test_ticks_are_missed_before_the_first_life_between_lives_and_after_the_last(tmp_path):
-    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
-        for begin in (0, 50):
-            store.begin_session("n", T0 + begin * S, TICK, {})
-            ticks = range(T0 + begin * S, T0 + (begin + 10) * S, TICK)
-            store.append(
-                [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks],
-                [Ticks(t, "n", False) for t in ticks],
-            )
-    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
-        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
-        assert window.missed_share == pytest.approx(0.8)
-        (window,) = query(store, T0 + 5 * S, T0 + 55 * S)
-        assert window.missed_share == pytest.approx(0.8)
-
-
 def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
     idle = [
         Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S // 2, 20.0, 0.5),
@@ -195,12 +179,6 @@ def test_several_nodes_have_a_window_each_and_a_total(make_store):
     assert "clock offset" in text
     together = json.loads(json.dumps(to_json(windows)))
     assert together["total"]["joules"] == pytest.approx(1400)
-
-
-def test_the_total_over_nodes_is_unknown_when_one_has_no_figure(make_store):
-    windows = query(make_store(host("n"), nodes=("n", "m")), T0 + S, T0 + 3 * S)
-    assert total(windows).joules is None
-    assert "unknown" in render(windows)
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(make_store):

@@ -162,25 +162,3 @@ def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_regist
     (tmp_path / "max_energy_range_uj").write_text("1000\n")
     with pytest.raises(ValueError):
         Reference(tmp_path)
-
-
-@pytest.mark.process
-def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(rapl, tmp_path):
-    import sqlite3
-
-    store = tmp_path / "energy.sqlite"
-    with rapl.running():
-        with run(rapl.root, store):
-            began_ns = time.time_ns()
-            time.sleep(0.2)
-        with run(rapl.root, store):
-            time.sleep(0.2)
-            ended_ns = time.time_ns()
-    with sqlite3.connect(store) as db:
-        db.execute("UPDATE counters SET boot_id = rowid")
-    with SqliteStore.open(store) as opened:
-        (found,) = query(opened, began_ns, ended_ns)
-    assert found.components[-1].joules is None
-    told = [e.message for e in found.events if e.kind == "restart-unknown"]
-    assert len(told) == 4
-    assert "booted" in told[0]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from energymon.clock.monotonic import Clock, next_tick, strewn_ns
+from energymon.clock.monotonic import Clock, dither_ns, next_tick
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import Gap, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
@@ -303,9 +303,9 @@ def test_why_there_is_none_is_told(fresh, monkeypatch, tmp_path, path, said):
     assert list(fresh.iterdir()) == [], "no half of it is left"
 
 
-def test_strewn_ticks_are_taken_as_late_as_the_clock_says(file):
+def test_dithered_ticks_are_taken_as_late_as_the_clock_says(file):
     interval_ns = 20_000_000
-    ticker = make([Operation(16, fd=file, seeks=True)], interval_ns=interval_ns, strewn_ns=interval_ns)
+    ticker = make([Operation(16, fd=file, seeks=True)], interval_ns=interval_ns, dither_ns=interval_ns)
     due_ns = next_tick(time.time_ns(), interval_ns)
     ticker.stop(due_ns + 20 * interval_ns)
     taken = []
@@ -319,9 +319,9 @@ def test_strewn_ticks_are_taken_as_late_as_the_clock_says(file):
             taken = []
     late_ns = [tick.raw[0][0] + Clock().offset_ns - tick.tick_ns for tick in taken]
     assert all(
-        late >= strewn_ns(tick.tick_ns, interval_ns) - 1_000_000 for late, tick in zip(late_ns, taken, strict=True)
+        late >= dither_ns(tick.tick_ns, interval_ns) - 1_000_000 for late, tick in zip(late_ns, taken, strict=True)
     )
-    assert len({strewn_ns(tick.tick_ns, interval_ns) // 1_000_000 for tick in taken}) > 5
+    assert len({dither_ns(tick.tick_ns, interval_ns) // 1_000_000 for tick in taken}) > 5
 
 
 def test_a_wake_up_ends_the_run_before_the_tick(file):

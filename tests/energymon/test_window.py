@@ -207,27 +207,6 @@ def test_a_window_notices_on_entry_that_the_agent_of_the_store_that_is_named_is_
             pass
 
 
-def test_of_several_nodes_in_a_store_the_one_asked_for_is_taken(tmp_path):
-    now = time.time_ns() - 10 * S
-    path = tmp_path / "energy.sqlite"
-    with SqliteStore.create(path) as store:
-        for node, watts in (("a", 10.0), ("b", 20.0)):
-            store.begin_session(node, now, 100 * MS, {})
-            store.append(
-                Reading(now + k * 100 * MS, now + k * 100 * MS, node, "package-0", "cpu", "rapl-perf", watts * k / 10)
-                for k in range(200)
-            )
-    with SqliteStore.open(path) as store:
-        with Window(node="b", store=store) as window:
-            time.sleep(0.01)
-        assert window.joules == pytest.approx(20.0 * (window.end_ns - window.start_ns) / 1e9, rel=1e-6)
-        assert 0 < window.error_j < 2 * 20 * 0.1 + 0.1
-        with Window(store=store) as nobody:
-            pass
-        with pytest.raises(WindowError, match="a, b"):
-            assert nobody.joules
-
-
 def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(estimating, monkeypatch):
     calls = []
     cuda = types.SimpleNamespace(

@@ -60,7 +60,7 @@ def test_a_server_that_is_killed_for_a_while_in_the_middle_gets_everything_once(
 def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, start_sender):
     server.stop()
     store = make_store()
-    append(store, 20_000)
+    append(store, 4_000)
     environment = server.environment(bucket)
     sender = start_sender(store.path, environment, "--until-eof", "--drain-s", "1")
     sender.wait_for("waiting")
@@ -70,7 +70,7 @@ def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, s
     assert peak_kb < 200_000
     last = sender.told[-1]
     assert last["state"] == "waiting"
-    assert last["unsent"] == 60_000
+    assert last["unsent"] == 12_000
     assert f"--store {store.path}" in last["message"]
     server.start()
     again = start_sender(store.path, environment)
@@ -80,7 +80,7 @@ def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, s
 
 def test_a_server_that_is_restarted_again_and_again_gets_every_batch_once(server, bucket, make_store, start_sender):
     store = make_store()
-    append(store, 10_000)
+    append(store, 5_000)
     sender = start_sender(store.path, server.environment(bucket), "--drain-s", "60")
     draw = random.Random(1)
     for _ in range(4):
@@ -93,11 +93,11 @@ def test_a_server_that_is_restarted_again_and_again_gets_every_batch_once(server
 
 def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server, bucket, make_store):
     store = make_store()
-    append(store, 30_000)
+    append(store, 10_000)
     environment = server.environment(bucket)
     draw = random.Random(2)
     left = []
-    for _ in range(12):
+    for _ in range(6):
         sender = SenderProcess(store.path, environment)
         time.sleep(draw.uniform(0.6, 1.2))
         sender.kill()

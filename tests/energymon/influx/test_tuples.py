@@ -285,21 +285,6 @@ def test_the_dashboard_is_made_once_and_its_queries_work(server, bucket, make_st
     assert [row["cell"] for row in table] == ["cell-a"]
 
 
-def test_a_token_that_may_not_make_a_dashboard_is_told_so(server, bucket):
-    done = subprocess.run(
-        [sys.executable, "-m", "energymon", "dashboard", "--url", server.url, "--org", ORG, "--bucket", bucket],
-        cwd=REPO,
-        env={**os.environ, "INFLUXDB_V2_TOKEN": "another"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "the dashboard cannot be made" in done.stderr
-    assert "does not know the token" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_an_agent_that_is_started_again_loses_no_joules(make_store):
     store = make_store()
     for k in range(40):
