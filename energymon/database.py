@@ -187,7 +187,7 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Commit what is done in the context, or undo it where it raises."""
+    """Commit the changes of the context, or undo it where it raises."""
     connection.execute(begin)
     try:
         yield

@@ -286,7 +286,7 @@ class StoreCursor(Closing):
             (late_ns,) = self._db.execute("SELECT min(tick_ns) FROM late").fetchone()
             for (node,) in self._db.execute("SELECT DISTINCT node FROM series").fetchall():
                 last_ns = min(self._sent.get(f"{kind} {node}", 0) for kind in ("readings", "tuples"))
-                # Tuples that are to come depend on what was read before them.
+                # Tuples that are to come depend on earlier readings.
                 last_ns = min(last_ns, late_ns or last_ns) - _PATIENCE_NS
                 cut = self._db.execute(
                     f"SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings WHERE tick_ns <= ? AND {_OF_NODE}"  # noqa: S608
@@ -321,7 +321,7 @@ class StoreCursor(Closing):
 
     @contextmanager
     def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-        """Commit what is done in the context, or undo it; raises StoreError for what SQLite raises."""
+        """Commit the changes of the context, or undo it; raises StoreError for what SQLite raises."""
         try:
             with transaction(self._db, begin):
                 yield

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,11 +22,8 @@ from tests.energymon.influx.stores import SERIES, STEP, T0, append
 
 pytestmark = pytest.mark.process
 
-PAPER = """from(bucket: "{bucket}")
-  |> range(start: time(v: {start}), stop: time(v: {end}))
-  |> filter(fn: (r) => r._measurement == "tuples" and r._field == "{field}" and r.node_id == "{node}")
-  |> sum()"""
-"""Sum over a window and a node, as section 3 of the paper describes it."""
+PAPER = re.search(r'from\(bucket: "energy"\)\n.*?sum\(\)', (REPO / "docs/energy.md").read_text(), re.DOTALL)[0]
+"""Sum over a window and a node, as section 3 of the paper describes it and the documentation shows it."""
 
 
 def flux(server, bucket, text):
@@ -37,7 +35,9 @@ def flux(server, bucket, text):
 
 
 def paper_sum(server, bucket, node, field, start_ns, end_ns):
-    found = flux(server, bucket, PAPER.format(bucket=bucket, start=start_ns, end=end_ns, field=field, node=node))
+    text = PAPER.replace('"energy"', f'"{bucket}"').replace('"cpu_energy"', f'"{field}"').replace("node-1", node)
+    span = iter((start_ns, end_ns))
+    found = flux(server, bucket, re.sub(r"20[-0-9T:]+Z", lambda _: f"time(v: {next(span)})", text))
     return sum(values["_value"] for values in found) if found else None
 
 
