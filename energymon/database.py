@@ -17,8 +17,8 @@ _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
 _VERSION: Final = 5
 _BUSY_TIMEOUT_S: Final = 5.0
 
-BESIDE: Final = ("-wal", "-shm", "-edge", "-sender")
-"""What the names of files end in that an agent and its sender have beside a store."""
+BESIDE: Final = ("-wal", "-shm", "-edge")
+"""What the names of files end in that an agent has beside a store."""
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;

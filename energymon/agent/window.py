@@ -228,7 +228,10 @@ class Window:
         self._require_end()
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
-            raise WindowError(f"{self._label()} cannot be read: {self._removed()}")
+            raise WindowError(
+                f"{self._label()} cannot be read: the temporary store of its agent, of process {self._agent.owner}, is "
+                "removed; read figures inside the agent's `with` statement, or give the Agent a store"
+            )
         with _opened(self._where) as store:
             session, span = self._in_readings_time(store.sessions())
             start_ns, end_ns = span or (self._start_ns, self._end_ns)
@@ -278,28 +281,11 @@ class Window:
             with contextlib.closing(asker):
                 if asker.edge_ns() is not None and asker.problem:
                     details += f"\n  store-failed: {asker.problem}"
-        if self._agent is not None and self._agent.owner != os.getpid():
-            details += f"\n{self._foreign(self._agent)}"
-        elif self._agent is not None and self._agent.is_gone:
+        if self._agent is not None and self._agent.is_gone:
             details += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
         return WindowError(
             f"{self._label()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
             f"{covered}; expected an agent that samples throughout{details}"
-        )
-
-    def _removed(self) -> str:
-        """Say why its temporary store is not there any more."""
-        if self._agent is not None and self._agent.owner != os.getpid():
-            return f"its store is gone; {self._foreign(self._agent)}"
-        return (
-            "its agent was stopped before the window ended, and the agent's temporary store removed; read figures "
-            "inside the agent's `with` statement, or give the Agent a store"
-        )
-
-    def _foreign(self, agent: Agent) -> str:
-        return (
-            f"its agent belongs to process {agent.owner}, of which this one ({os.getpid()}) is a fork; "
-            "read the window there"
         )
 
     def _total(self) -> EnergyComponent:

@@ -6,8 +6,7 @@ tuples are sent by tick. A reading that is stored after later ticks of its node 
 
 from __future__ import annotations
 
-import fcntl
-import os
+import socket
 import sqlite3
 import time
 from bisect import bisect_right
@@ -81,11 +80,9 @@ class StoreCursor(Closing):
         """Open the store; raises StoreError when there is none, BusyError when another sender empties it."""
         self._store = SqliteStore.open(path)
         self.path = path
-        real = path.resolve()
-        self._lock_path = real.with_name(f"{real.name}-sender")
-        self._lock_fd: int | None = None
+        self._lock: socket.socket | None = None
         try:
-            self._lock_fd = _lock(self._lock_path)
+            self._lock = _lock(path)
             self._db = connect(path, "rw")
             self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
@@ -94,7 +91,8 @@ class StoreCursor(Closing):
             self._sent: dict[str, int] = dict(self._db.execute("SELECT kind, last FROM sent"))
         except (sqlite3.Error, StoreError) as error:
             self._store.close()
-            self._unlock()
+            if self._lock is not None:
+                self._lock.close()
             raise store_error(path, error) from error
 
     def next_batch(self, *, last: bool = False, after: LineBatch | None = None) -> LineBatch | None:
@@ -157,7 +155,8 @@ class StoreCursor(Closing):
         """Let another sender have the store; may be called twice."""
         self._store.close()
         self._db.close()
-        self._unlock()
+        assert self._lock is not None
+        self._lock.close()
 
     def _add_sessions(self, batch: LineBatch, sessions: Sequence[Session]) -> None:
         """Add sessions that began, and those that ended since."""
@@ -305,13 +304,6 @@ class StoreCursor(Closing):
                 return True
         return False
 
-    def _unlock(self) -> None:
-        if self._lock_fd is not None:
-            # Removed while it is held; a sender that waits for this very file finds it gone and makes another.
-            self._lock_path.unlink(missing_ok=True)
-            os.close(self._lock_fd)
-            self._lock_fd = None
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """See one state of the store throughout, whatever the agent commits meanwhile."""
@@ -349,25 +341,15 @@ def _by_session(sessions: Sequence[Session], rows: list[_Row]) -> Iterator[tuple
             yield sessions[number], some
 
 
-def _lock(path: Path) -> int:
-    """Return a descriptor that holds the lock of the sender of a store.
-
-    A file of its own: closing a descriptor of the store would drop SQLite's locks on it in the whole process.
-    """
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be made: {error.strerror}; a sender writes where the store is") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), path.stat()):
-                return fd
-        except BlockingIOError as error:
-            os.close(fd)
-            raise BusyError(
-                f"{path}: another sender is emptying this store; let that one finish, or stop the agent that runs it"
-            ) from error
-        except FileNotFoundError:
-            pass
-        os.close(fd)
+def _lock(path: Path) -> socket.socket:
+    """Return a socket whose name no other sender of this host can take until it is closed or the process ends."""
+    file = path.stat()
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    try:
+        lock.bind(f"\0energymon-sender-{file.st_dev}-{file.st_ino}")
+    except OSError as error:
+        lock.close()
+        raise BusyError(
+            f"{path}: another sender is emptying this store; let that one finish, or stop the agent that runs it"
+        ) from error
+    return lock

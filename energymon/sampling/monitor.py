@@ -131,8 +131,6 @@ class Monitor:
         self.sampler = f"Python: {library}" if isinstance(library, str) else "compiled, Python where a tick is unusual"
         """Who takes the ticks, and why."""
         self._stopping = False
-        self._stop = threading.Lock()
-        self._stop.acquire()
         self._threads: list[threading.Thread] = []
         self._keeping: threading.Thread | None = None
         self._quick: list[int] = []
@@ -182,7 +180,6 @@ class Monitor:
             self._stopping = True
             if self._ticker is not None:
                 self._ticker.stop(self._last_ns)
-        self._stop.release()
         if self._edges is not None:
             self._edges.wake()
         patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
@@ -298,23 +295,11 @@ class Monitor:
         return quiet and due_ns >= self._mended_ns
 
     def _wait(self, keeper: int, awaited_ns: int) -> bool:
-        """Wait until the tick; return False when this thread is to end before it."""
-        if self._edges is not None:
-            return self._serve(self._edges, keeper, awaited_ns)
-        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
-        if wait_ns > _LAST_TICK_NS and self._stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
-            return False
-        # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
-        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
-        if wait_ns > 0:
-            time.sleep(wait_ns / NS)
-        return True
-
-    def _serve(self, edges: EdgeListener, keeper: int, awaited_ns: int) -> bool:
         """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
 
         Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
         """
+        edges = self._edges
         while True:
             now_ns = time.monotonic_ns()
             wait_ns = awaited_ns - self._clock.offset_ns - now_ns
@@ -322,7 +307,7 @@ class Monitor:
                 return False
             if wait_ns <= 0:
                 return True
-            if edges.serve():
+            if edges is not None and edges.serve():
                 self._follow = sorted({*self._follow, *(now_ns + after_ns for after_ns in self._follow_ups_ns)})
                 self._answers = True
                 if not self._take_between(keeper, awaited_ns):
@@ -335,7 +320,11 @@ class Monitor:
                 return True
             else:
                 due_ns = min(wait_ns, self._follow[0] - now_ns) if self._follow else wait_ns
-                select.select([edges], [], [], max(0.0, due_ns / NS))
+                if edges is None:
+                    # A stop is seen at the end of each sleep.
+                    time.sleep(max(0, min(due_ns, _LAST_TICK_NS)) / NS)
+                else:
+                    select.select([edges], [], [], max(0.0, due_ns / NS))
 
     def _take_between(self, keeper: int, awaited_ns: int) -> bool:
         """Sample between two ticks; return False when another thread keeps the time by now."""

@@ -153,16 +153,6 @@ def test_it_answers_on_the_address_given_alone():
         Responder("")
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
-def test_addresses_of_ip_version_6_are_understood():
-    try:
-        responder = Responder("::1")
-    except ClockError:
-        pytest.skip("no IPv6 loopback")
-    with responder:
-        assert measure(f"[::1]:{responder.port}", "n").node == "n"
-
-
 def test_nobody_there_is_told_with_what_to_do():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

@@ -78,25 +78,6 @@ def about_package_1(told, rapl, tmp_path):
     return ask
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "max_energy_range_uj: No such file or directory"),
-        ("", "max_energy_range_uj holds b'', expected microjoules"),
-        ("0\n", "max_energy_range_uj holds 0, expected more than 0"),
-    ],
-)
-def test_a_range_that_is_missing_is_told_as_that_and_not_as_the_counter(about_package_1, rapl, content, reason):
-    file = rapl.packages[1].path / "max_energy_range_uj"
-    file.unlink()
-    if content is not None:
-        file.write_text(content)
-    text = about_package_1()
-    assert f"intel-rapl:1/{reason}" in text
-    assert "energy_uj: No such" not in text
-    assert ("all of the host's /sys" in text) == (content is None)
-
-
 def test_a_counter_that_may_wrap_between_two_ticks_is_a_failure(about_package_1, rapl):
     zone = rapl.packages[1]
     zone.range_uj = 10_000_000

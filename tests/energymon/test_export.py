@@ -1,5 +1,4 @@
 import csv
-import io
 from dataclasses import astuple
 from pathlib import Path
 
@@ -98,13 +97,6 @@ def test_tuples_in_line_protocol_are_those_that_are_sent(store, capsys):
     assert capsys.readouterr().out == f"tuples,node_id=c,run={session.name} {fields} 100000000\n"
 
 
-def test_an_empty_span_has_a_file_with_its_columns_alone(store, tmp_path):
-    for format in ("parquet", "csv"):
-        assert export(store, tmp_path / format, format, start_ns=2**60) == 0
-    assert pq.read_table(tmp_path / "parquet").column_names == list(READING_COLUMNS)
-    assert (tmp_path / "csv").read_text() == ",".join(READING_COLUMNS) + "\n"
-
-
 def test_parquet_is_not_written_to_stdout(store):
     with pytest.raises(OptionError, match="--format"):
         export(store, "-", "parquet")
@@ -131,25 +123,6 @@ def test_what_was_there_stays_until_the_new_file_is_whole(store, tmp_path, monke
         export(store, out, "csv")
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
-
-
-def test_csv_reads_back_to_the_same_readings(store, capsys):
-    export(store, "-", "csv", node="c")
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    read = [
-        Reading(
-            int(r["tick_ns"]),
-            int(r["t_ns"]),
-            r["node"],
-            r["device"],
-            r["domain"],
-            r["source"],
-            float(r["joules"]),
-            r["flags"],
-        )
-        for r in rows
-    ]
-    assert read == store.readings(0, 2**62, "c")
 
 
 @pytest.mark.parametrize("out", ["", ".", "/"])

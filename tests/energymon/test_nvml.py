@@ -116,18 +116,6 @@ def test_a_counter_slower_than_most_has_the_lag_that_it_shows(opened, period_ms)
     assert period_ms <= 1e3 * sensor.describe()["channels"][0]["lag_s"] < 2 * period_ms
 
 
-def test_a_board_without_the_fields_has_counter_and_power_by_their_functions(opened):
-    (sensor,) = opened(1, no_fields={0: 1}).sensors
-    assert sources(sensor) == ["nvml-counter", "nvml-power"]
-    assert sensor.describe()["channels"][1]["lag_s"] == 1.0
-    first = by_source(sensor)
-    time.sleep(0.05)
-    second = by_source(sensor)
-    elapsed_s = (second["nvml-power"].t_ns - first["nvml-power"].t_ns) / 1e9
-    assert second["nvml-power"].joules == pytest.approx(300.0 * elapsed_s)
-    assert second["nvml-counter"].joules > 0
-
-
 def test_a_board_that_tells_power_alone_has_it_integrated(opened):
     found = opened(2, power_only=[1])
     assert sources(found.sensors[1]) == ["nvml-power"]
@@ -201,23 +189,6 @@ def test_a_reloaded_driver_begins_a_new_segment(opened, boards):
     boards(1, reset=[0])
     assert "went back" in read(sensor)[0].problem
     assert read(sensor)[0].flags == START
-
-
-def test_power_across_an_outage_is_unknown_while_the_counter_carries_on(opened):
-    (sensor,) = opened(1, power_w={0: 500.0}, timestamp={0: 1}).sensors
-    raw = sensor.sample()
-    found = []
-    for tick in (0, 1, 31, 32):
-        at = raw[0] + tick * INTERVAL_NS
-        found.append({p.channel.source: p for p in sensor.decode([at, raw[1], at], 0)})
-    powers = [points["nvml-power"] for points in found]
-    assert [(p.joules, p.flags) for p in powers] == [
-        (0.0, START),
-        (pytest.approx(50.0), ""),
-        (pytest.approx(50.0), START),
-        (pytest.approx(100.0), ""),
-    ]
-    assert found[1]["nvml-counter"].flags == ""
 
 
 def test_a_library_that_is_not_there_is_told(tmp_path):

@@ -110,23 +110,6 @@ def test_a_zone_that_vanishes_is_a_problem_and_is_read_again_when_it_is_back(rap
     assert read(sensor)[2].joules == pytest.approx(0.5)
 
 
-def test_a_counter_that_goes_back_is_doubted_once_and_then_begins_anew(rapl, sensor):
-    package = rapl.packages[1]
-    package.show(900_000_000)
-    read(sensor)
-    package.show(901_000_000)
-    before = read(sensor)[2].joules
-    package.show(7)
-    refused = read(sensor)[2]
-    assert refused.joules is None
-    assert "from 901000000 to 7" in refused.problem
-    package.show(1_000)
-    again = read(sensor)[2]
-    assert (again.joules, again.flags) == (before, "start")
-    package.show(501_000)
-    assert read(sensor)[2].joules == pytest.approx(before + 0.5)
-
-
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=st.lists(st.sampled_from(["", "abc", "-5", None]), min_size=1, max_size=30))
 def test_any_pattern_of_faults_conserves_energy(rapl, faults):

@@ -228,22 +228,6 @@ def test_a_window_that_is_covered_in_part_says_which_and_that_part_has_a_figure(
     assert "there are no readings in it" in render([window])
 
 
-def test_each_life_of_an_agent_is_a_part_of_a_window_that_no_one_covers(tmp_path):
-    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
-        for begin in (0, 50):
-            store.begin_session("n", T0 + begin * S + 50 * MS, TICK, {})
-            ticks = range(T0 + begin * S + TICK, T0 + (begin + 10) * S, TICK)
-            store.append([Reading(t, t + MS, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks])
-            # What a counter shows is less in the second life.
-            store._db.execute("UPDATE readings SET flags = 'start' WHERE tick_ns = ?", (ticks[0],))
-    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
-        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
-    assert window.covered == (
-        (T0 + TICK + MS, T0 + 10 * S - TICK + MS),
-        (T0 + 50 * S + TICK + MS, T0 + 60 * S - TICK + MS),
-    )
-
-
 def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures(make_store):
     restart = T0 + 7 * S
     rows = [r for r in ramp(50) if not T0 + 5 * S < r.tick_ns < restart]

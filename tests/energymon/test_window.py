@@ -361,27 +361,3 @@ def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, 
     monkeypatch.setenv("ENERGYMON_STORE", str(store))
     with pytest.raises(WindowError, match=r"ENERGYMON_STORE=.*this-host"), Window():
         pytest.fail("it was entered")
-
-
-def test_a_window_read_in_a_forked_process_names_the_one_that_its_agent_belongs_to(bare):
-    code = (
-        "agent = agent_process.Agent()\n"
-        "agent.start()\n"
-        "with Window(agent=agent) as window: time.sleep(0.02)\n"
-        "ours, theirs = os.pipe()\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    os.close(theirs)\n"
-        "    os.read(ours, 1)\n"
-        "    try: window.joules\n"
-        "    except Exception as error: print(type(error).__name__, str(error), flush=True)\n"
-        "    os._exit(0)\n"
-        "agent.remove()\n"
-        "os.close(theirs)\n"
-        "os.waitpid(child, 0)\n"
-        "print(os.getpid())\n"
-    )
-    with program(code, OPTIONS=json.dumps(bare)) as process:
-        said, pid = process.communicate(timeout=30)[0].splitlines()
-    assert said.startswith("WindowError")
-    assert f"process {pid}," in said

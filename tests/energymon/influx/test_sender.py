@@ -38,25 +38,6 @@ def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
     assert_whole(store, server.settings(bucket))
 
 
-def test_a_server_that_is_killed_for_a_while_in_the_middle_gets_everything_once(
-    server, bucket, make_store, start_sender
-):
-    store = make_store()
-    append(store, 50)
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
-    sender.wait_for("sending")
-    for first in (50, 100):
-        server.kill()
-        append(store, 50, first=first)
-        sender.wait_for("waiting")
-        sender.told.clear()
-        server.start()
-        sender.wait_for("sending")
-        sender.told.clear()
-    assert sender.end() == 0
-    assert_whole(store, server.settings(bucket))
-
-
 def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, start_sender):
     server.stop()
     store = make_store()

@@ -98,31 +98,6 @@ def test_a_server_that_is_down_at_the_start_and_goes_down_again_gets_everything_
     assert there(server, bucket) == here(agent.store)
 
 
-def test_a_server_that_never_comes_costs_the_agent_nothing_and_its_store_keeps_all(
-    server, bucket, token, rapl, start_agent
-):
-    server.stop()
-    with rapl.running():
-        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
-        wait_for(lambda: len({reading.tick_ns for reading in here(agent.store)}) > 40)
-        said = agent.end()
-    kept = here(agent.store)
-    assert len({r.tick_ns for r in kept}) > 40
-    assert "cannot be reached" in said
-    assert str(agent.store) in said
-    server.start()
-    done = subprocess.run(
-        [sys.executable, "-m", "energymon", "send", "--store", agent.store],
-        cwd=REPO,
-        env={**os.environ, **server.environment(bucket)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert there(server, bucket) == kept
-
-
 def test_agents_killed_at_random_moments_lose_and_double_nothing_on_the_server(server, bucket, token, rapl, tmp_path):
     store = tmp_path / "energy.sqlite"
     moments = random.Random(7)
