@@ -387,11 +387,3 @@ def test_times_of_a_query_that_make_no_window_end_in_one_line(rapl, start_agent,
     told = command("query", "--store", str(agent.store), *times)
     assert told.returncode == 2
     assert "expected" in told.stderr
-
-
-def test_a_query_that_knows_no_joules_has_a_status_of_its_own(rapl, start_agent):
-    with rapl.running():
-        agent = start_agent("--sysfs", str(rapl.root))
-        agent.end()
-    for times in (("1", "2"), ("2030-01-01", "2030-01-02")):
-        assert command("query", "--store", str(agent.store), "--start", times[0], "--end", times[1]).returncode == 3

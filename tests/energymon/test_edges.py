@@ -151,17 +151,6 @@ def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_e
             assert time.monotonic() - before_s < 30
 
 
-def test_an_agent_that_was_started_again_is_asked_in_the_place_of_the_one_before_it(tmp_path):
-    store = tmp_path / "e.sqlite"
-    with served(store):
-        asker = Asker(store)
-        assert asker.edge_ns() is not None
-    with closing(asker):
-        assert asker.edge_ns() is None
-        with served(store):
-            assert asker.edge_ns() is not None
-
-
 def test_an_answer_says_what_keeps_readings_from_being_stored(tmp_path):
     with served(tmp_path / "e.sqlite") as listener, closing(Asker(tmp_path / "e.sqlite")) as asker:
         for problem in ("", "the disk is full", ""):

@@ -130,13 +130,6 @@ def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
     assert found["total"].net_error_j == pytest.approx(found["total"].error_j + 3.0)
 
 
-def test_without_a_baseline_of_every_device_the_net_total_is_unknown(make_store):
-    idle = [Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)]
-    (window,) = query(make_store(host(), news=idle), T0 + S, T0 + 3 * S, net=True)
-    assert by_name(window)["cpu"].net_j == pytest.approx(60)
-    assert by_name(window)["total"].net_j is None
-
-
 def test_any_span_of_the_store_can_be_the_baseline(make_store):
     (window,) = query(make_store(host()), T0 + S, T0 + 3 * S, baseline=(T0 + 4 * S, T0 + 5 * S))
     assert by_name(window)["total"].net_j == pytest.approx(0.0, abs=1e-6)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from energymon import Reading, SqliteStore, StoreError, Ticks, joules, query
+from energymon import Reading, SqliteStore, StoreError, Ticks, joules
 from energymon.influx.cursor import BusyError, StoreCursor
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 
@@ -98,12 +98,6 @@ def test_readings_reach_over_both_ends_of_what_is_asked(store):
     assert joules(found, 500 * MS, 900 * MS) == joules(rows(), 500 * MS, 900 * MS)
 
 
-def test_one_node_can_be_asked_for(store):
-    store.append([*rows(), *rows(node="m")], [Ticks(0, "n", False), Ticks(0, "m", False)])
-    assert {r.node for r in store.readings(0, 1000 * MS, "m")} == {"m"}
-    assert [t.node for t in store.ticks(0, 1, "m")] == ["m"]
-
-
 def test_appending_twice_stores_once(store):
     for _ in range(2):
         store.append(rows(), [Ticks(0, "n", False)])
@@ -173,20 +167,6 @@ def test_a_database_of_another_program_is_not_written_to(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"nowhere/e\.sqlite"):
         SqliteStore.create(tmp_path / "nowhere" / "e.sqlite")
-
-
-def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
-    for node in ("m", "n"):
-        store.begin_session(node, 0, 100 * MS, {})
-        store.append(rows(node=node), [Ticks(k * 100 * MS, node, k == 6) for k in range(20)])
-    store.append([], [], [Event(600 * MS, "n", "sensor-lost", "gone")])
-    m, n = query(store, 500 * MS, 1500 * MS)
-    assert m.energies[0].joules == pytest.approx(100.0)
-    assert m.missed_share == pytest.approx(0.1)
-    assert (m.events, n.events[0].kind) == ((), "sensor-lost")
-    (alone,) = query(store, 500 * MS, 1500 * MS, "n")
-    assert alone.energies == n.energies
-    assert (alone.clock, n.clock) == ("own", "unknown"), "one node's window is in its own time"
 
 
 def test_a_store_has_one_sender_by_whatever_link_it_is_named(tmp_path):

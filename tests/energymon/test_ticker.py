@@ -133,13 +133,6 @@ def test_what_fails_is_told_and_ends_the_run(file):
     assert error.strerror == "Bad file descriptor"
 
 
-def test_an_empty_answer_is_a_failure(file):
-    os.ftruncate(file, 0)
-    ticker = make([Operation(16, fd=file, seeks=True)])
-    assert ticker.run(soon())[0] is Reason.FAILED
-    assert everything(ticker)[0].raw[0][1] == b""
-
-
 def test_a_slow_answer_a_late_tick_and_a_clock_that_was_set_are_left_to_python(file):
     def slow(handle, buffer):
         time.sleep(0.003)

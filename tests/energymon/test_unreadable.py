@@ -7,7 +7,6 @@ from energymon.agent.window import Agent
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.powercap import open_powercap
 from energymon.sensors.rapl import open_rapl
-from tests.energymon.nvml import fake
 
 INTERVAL_NS = 100_000_000
 
@@ -89,12 +88,6 @@ def test_boards_without_a_figure_are_parts_and_a_host_without_the_driver_has_non
 ):
     boards(2, **control)
     assert unreadable(discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library), INTERVAL_NS)) == parts
-
-
-def test_a_driver_that_answers_with_another_error_hides_boards(boards, nvml_library, tmp_path):
-    boards.control.write_text(f"boards 2\ndriver_error {fake.NO_DRIVER + 9}\n")
-    found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library), INTERVAL_NS)
-    assert unreadable(found) == [("gpus", "gpu")]
 
 
 def test_an_estimate_stands_for_every_socket_and_for_no_dram(rapl, hide, tmp_path):

@@ -110,17 +110,6 @@ def test_a_token_that_is_wrong_is_named_with_the_remedy_and_a_better_one_is_take
     assert b"wrong-token" not in sender.output
 
 
-def test_a_bucket_that_is_missing_is_named_and_used_once_it_is_there(server, make_store, start_sender):
-    store = make_store()
-    append(store, 10)
-    sender = start_sender(store.path, server.environment("not yet"), "--until-eof")
-    assert "make it" in sender.wait_for("refused", "'not yet'")["message"]
-    server.bucket("not yet")
-    sender.wait_for("sending")
-    assert sender.end() == 0
-    assert_whole(store, server.settings("not yet"))
-
-
 def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_store, start_sender):
     store = make_store()
     append(store, 400)
@@ -244,16 +233,6 @@ def test_a_server_that_refuses_every_request_alike_gets_no_line_set_aside(
     assert sender.told[-1]["unsent"] == 12
 
 
-def test_a_server_that_is_no_influxdb_is_refused(server, bucket, gate, make_store, start_sender):
-    store = make_store()
-    append(store, 4)
-    gate.own = [(302, {"Location": "http://127.0.0.1:1/"})]
-    sender = start_sender(store.path, through(gate, server, bucket))
-    assert sender.end(close=False) == 1
-    sender.wait_for("refused", "answered 302")
-    assert len(gate.posts) == 1
-
-
 PAGE = "<html><title>Anmeldung für das Gästenetz</title></html>".encode("latin-1")
 HTML = {"Content-Type": "text/html"}
 
@@ -264,6 +243,7 @@ HTML = {"Content-Type": "text/html"}
         ((200, HTML, PAGE), "answered a write with 200 (text/html: '<html><title>Anmeldung"),
         ((200, {}), "answered a write with 200 (nothing more)"),
         ((202, {}), "answered a write with 202"),
+        ((302, {"Location": "http://127.0.0.1:1/"}), "answered 302"),
     ],
 )
 def test_an_answer_that_is_not_204_stores_nothing_and_is_told(
