@@ -20,7 +20,7 @@ from typing import Final
 from bench import REPO, Line, at_most, make_parser, run
 
 from energymon import SqliteStore
-from energymon.stores.database import connect
+from energymon.database import connect
 
 NS: Final = 1_000_000_000
 TICK_NS: Final = NS // 10

@@ -20,13 +20,12 @@ from pathlib import Path
 from bench import REPO, Line, at_least, at_most, make_parser, run, status_kb
 
 from energymon import SqliteStore
-from energymon.influx.spool import Spool
+from energymon.influx.cursor import StoreCursor
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import Server, binary
 
 T0 = 1_700_000_000_000_000_000
 STEP = 100_000_000
-TICKS_PER_COMMIT = 5
 BARE = 100_000
 SERIES = (("package-0", "cpu", "rapl-perf"), ("package-0", "dram", "rapl-perf"), ("gpu-0", "gpu", "nvml-counter"))
 ASKED_TUPLES_PER_S = 20_000
@@ -66,9 +65,9 @@ def measure(tuples: int) -> Iterator[Line]:
 
 
 def fill(path: Path, tuples: int) -> Path:
-    """Make a store with this many ticks in its outbox, committed as an agent at 100 ms does."""
+    """Make a store with this many ticks, as an agent at 100 ms leaves it."""
     with SqliteStore.create(path) as store:
-        store.begin_session("node-1", T0, STEP, {}, sends=True)
+        store.begin_session("node-1", T0, STEP, {})
     import sqlite3
 
     with sqlite3.connect(path) as db:
@@ -81,12 +80,6 @@ def fill(path: Path, tuples: int) -> Path:
             (tuples,),
         )
         db.execute("INSERT INTO ticks VALUES ('node-1', ?, ?, ?, 0)", (T0, T0 + (tuples - 1) * STEP, STEP))
-        db.execute(
-            f"{k} INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings)"
-            f" SELECT 1, {T0} + k * {TICKS_PER_COMMIT * STEP}, {T0} + k * {TICKS_PER_COMMIT * STEP} +"
-            f" {(TICKS_PER_COMMIT - 1) * STEP}, {3 * TICKS_PER_COMMIT} FROM t",
-            (tuples // TICKS_PER_COMMIT,),
-        )
     return path
 
 
@@ -97,11 +90,11 @@ def bare(server: Server, path: Path) -> tuple[float, int]:
     """
     bodies: list[bytes] = []
     lines = 0
-    with Spool(path) as spool:
-        while (batch := spool.next_batch()) is not None:
+    with StoreCursor(path) as cursor:
+        while (batch := cursor.next_batch()) is not None:
             bodies.append("\n".join(batch.lines).encode())
             lines += len(batch.lines)
-            spool.acknowledge(batch)
+            cursor.acknowledge(batch)
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     headers = {"Authorization": f"Token {server.token}"}
     target = f"/api/v2/write?org=home&bucket={server.bucket()}"
@@ -123,7 +116,7 @@ def drain(server: Server, path: Path) -> tuple[float, float]:
     peak_kb = 0
     started = time.perf_counter_ns()
     sender = subprocess.Popen(
-        [sys.executable, "-m", "energymon.sender", "--store", str(path)],
+        [sys.executable, "-m", "energymon", "send", "--store", str(path)],
         cwd=REPO,
         env={**os.environ, **server.environment("first")},
         stdout=subprocess.PIPE,

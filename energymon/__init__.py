@@ -9,10 +9,11 @@ if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module tha
 
     begin_program()
 
-from energymon.agent.window import Agent, Window
+from energymon.agent.process import Agent
+from energymon.agent.window import Window
 from energymon.analysis.attribution import (
     Channels,
-    Component,
+    EnergyComponent,
     NodeEnergy,
     add_up,
     best_sources,
@@ -25,9 +26,9 @@ from energymon.analysis.tuples import stored_tuples
 from energymon.cli.export import save_readings
 from energymon.errors import (
     AgentError,
-    ConfigError,
     EnergyError,
     NoSensorError,
+    OptionError,
     SensorError,
     StoreError,
     WindowError,
@@ -41,11 +42,11 @@ from energymon.reading import (
     EpochMark,
     Event,
     Reading,
+    Session,
     Ticks,
 )
 from energymon.sampling.edges import Asker
-from energymon.stores.base import Session, Store
-from energymon.stores.sqlite import SqliteStore
+from energymon.store import SqliteStore
 
 __all__ = [
     "INTERPOLATED",
@@ -56,20 +57,19 @@ __all__ = [
     "Baseline",
     "Channels",
     "ClockOffset",
-    "Component",
-    "ConfigError",
     "Domain",
     "Energy",
+    "EnergyComponent",
     "EnergyError",
     "EpochMark",
     "Event",
     "NoSensorError",
     "NodeEnergy",
+    "OptionError",
     "Reading",
     "SensorError",
     "Session",
     "SqliteStore",
-    "Store",
     "StoreError",
     "Ticks",
     "Window",

@@ -1,4 +1,4 @@
-"""`python -m energymon run | query | export | doctor | clock | dashboard`."""
+"""`python -m energymon run | send | query | export | doctor | clock | dashboard`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from energymon.errors import ConfigError, EnergyError
+from energymon.errors import EnergyError, OptionError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 from joulefeed.signals import run_program
 from joulefeed.version import PrintVersion
 
 if TYPE_CHECKING:
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
 _STATUS_ERROR = 2
 _STATUS_UNKNOWN = 3
@@ -69,9 +69,9 @@ def _failed(error: Exception) -> int:
 
 
 def _require_stdout() -> None:
-    """Raise ConfigError when there is nowhere to print to; print() would say nothing about it."""
+    """Raise OptionError when there is nowhere to print to; print() would say nothing about it."""
     if sys.stdout is None:
-        raise ConfigError("stdout is closed; expected somewhere to print to")
+        raise OptionError("stdout is closed; expected somewhere to print to")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
                 node=platform.node() if options.node is None else options.node,
                 interval_ms=options.interval_ms,
                 until_eof=options.until_eof,
+                remove_at_eof=options.remove_at_eof,
                 sensors=_sensors(options),
                 idle_s=options.idle_s,
                 controller=options.controller,
@@ -109,9 +110,16 @@ def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
     given = {name: str(value) for name, value in flags.items() if value is not None}
     if options.influxdb_url is None:
         if given:
-            raise ConfigError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
+            raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
         return None
     return given
+
+
+def _send(options: argparse.Namespace) -> int:
+    from energymon.influx.sender import send
+
+    limit_bytes = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
+    return send(options.store, until_eof=options.until_eof, drain_s=options.drain_s, limit_bytes=limit_bytes)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -129,13 +137,13 @@ def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.sessions import stored_spans
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
     times = options.start, options.end
     if (None in times) != (times == (None, None)) or (options.last and options.start):
-        raise ConfigError("expected both --start and --end, or --last, or none of them for all that the store has")
+        raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
     with SqliteStore.open(options.store) as store:
         if options.start:
             asked = [(_instant(options.start), _instant(options.end), options.node or None, options.clock)]
@@ -179,7 +187,7 @@ def _await_now(store: SqliteStore) -> None:
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.store import SqliteStore
 
     if options.out == "-":
         _require_stdout()
@@ -196,7 +204,7 @@ def _clock(options: argparse.Namespace) -> int:
     _require_stdout()
     address = split_address(options.listen)
     if address is None:
-        raise ConfigError(
+        raise OptionError(
             f"--listen {options.listen!r}: expected ADDRESS or ADDRESS:PORT, the port 0 to 65535 and an IPv6 address "
             "in brackets, [::1]:9000"
         )
@@ -238,7 +246,7 @@ def _duration_ns(text: str) -> int:
     except (ValueError, OverflowError):
         duration_ns = 0
     if not 0 < duration_ns <= _LAST_NS:
-        raise ConfigError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
+        raise OptionError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
     return duration_ns
 
 
@@ -249,9 +257,9 @@ def _instant(text: str) -> int:
     try:
         instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
+        raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
     if not 0 <= instant_ns <= _LAST_NS:
-        raise ConfigError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
+        raise OptionError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
     return instant_ns
 
 
@@ -284,6 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
+    _add_send(commands)
     _add_query(commands)
     _add_export(commands)
     _add_doctor(commands)
@@ -332,6 +341,8 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("--store", type=Path, required=True, help="SQLite file, made if missing, one agent a file")
     run.add_argument("--node", help="name of this host in the readings (the host name)")
     run.add_argument("--until-eof", action="store_true", help="stop at the end of stdin too, commit at a line")
+    # A program's temporary store goes with the program, even when that is killed.
+    run.add_argument("--remove-at-eof", type=Path, help=argparse.SUPPRESS)
     run.add_argument(
         "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
     )
@@ -357,6 +368,28 @@ def _add_run(commands: _Commands) -> None:
 
 def _add_store(command: argparse.ArgumentParser) -> None:
     command.add_argument("--store", type=Path, required=True, metavar="FILE", help="the file that `run` writes")
+
+
+def _add_send(commands: _Commands) -> None:
+    send = commands.add_parser(
+        "send",
+        help="send what a store holds and InfluxDB does not have yet",
+        description="Send what a store holds and InfluxDB does not have yet; the server is in INFLUXDB_V2_*. The exit "
+        "status is 1 when something stays in the store.",
+    )
+    _add_store(send)
+    send.add_argument("--until-eof", action="store_true", help="go on while an agent writes, until stdin ends")
+    send.add_argument(
+        "--drain-s",
+        type=float,
+        default=10.0,
+        help="how long to go on after the end of stdin while the server answers, or without it while nothing can be "
+        "sent, s (10)",
+    )
+    send.add_argument(
+        "--spool-limit-mb", type=float, help="delete sent readings, oldest first, when the store nears this size"
+    )
+    send.set_defaults(command=_send)
 
 
 def _add_query(commands: _Commands) -> None:

@@ -15,7 +15,7 @@ class EnergyError(Exception):
     """What an agent's line of JSON has as its `error`, for the program that started it."""
 
 
-class ConfigError(EnergyError):
+class OptionError(EnergyError):
     """An option of the agent or of a query has a value that cannot be used."""
 
     code = "config"

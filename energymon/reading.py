@@ -185,5 +185,23 @@ class Event:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run of an agent, from its start to its end."""
+
+    name: str
+    """Unique on its node: UTC ns of the start and the agent's process id."""
+    node: str
+    start_ns: int
+    """UTC ns."""
+    end_ns: int | None
+    """UTC ns; None when the agent runs or was killed."""
+    interval_ns: int
+    cpu_s: float | None
+    """CPU time that the agent itself took, s; None when it was killed."""
+    description: Mapping[str, object]
+    """Sensors, what is missing, priority and host."""
+
+
 News: TypeAlias = Event | ClockOffset | Baseline | CounterStart
 """What a store keeps beside readings and ticks."""

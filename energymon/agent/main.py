@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
 import os
 import platform
 import resource
+import selectors
+import shutil
 import signal
 import sys
 import threading
@@ -18,23 +21,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, cast
 
-from energymon.agent.event_loop import Loop
-from energymon.agent.lifetime import own_name
 from energymon.agent.sender_process import SenderProcess
 from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
-from energymon.errors import ConfigError, EnergyError, NoSensorError, StoreError
+from energymon.errors import EnergyError, NoSensorError, OptionError, StoreError
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event
-from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
+from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event, Session
+from energymon.sampling.edges import EdgeListener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
-from energymon.sampling.writer import Writer
+from energymon.sampling.writer import StoreWriter
 from energymon.sensors.base import samples_power_alone
-from energymon.sensors.discover import Found, SensorConfig, discover
-from energymon.stores.base import Session
-from energymon.stores.sqlite import SqliteStore
+from energymon.sensors.discover import FoundSensors, SensorConfig, discover
+from energymon.store import SqliteStore
 
 _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
@@ -58,6 +58,8 @@ class AgentConfig:
     interval_ms: float = 100.0
     until_eof: bool = False
     """Whether the end of stdin, the death of the parent, stops it, and a line commits."""
+    remove_at_eof: Path | None = None
+    """A folder that is removed when stdin has ended."""
     sensors: SensorConfig = field(default_factory=SensorConfig)
     idle_s: float = 0.0
     """How long the host is idle at the start, recorded as its baseline; 0 records none."""
@@ -72,15 +74,15 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         if not _MIN_INTERVAL_MS <= self.interval_ms <= _MAX_INTERVAL_MS:
-            raise ConfigError(f"--interval-ms {self.interval_ms}: expected {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS} ms")
+            raise OptionError(f"--interval-ms {self.interval_ms}: expected {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS} ms")
         if not self.node or not self.node.isprintable():
-            raise ConfigError(f"--node {self.node!r}: expected a name of printable characters")
+            raise OptionError(f"--node {self.node!r}: expected a name of printable characters")
         if not 0 <= self.idle_s <= 3600:
-            raise ConfigError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
+            raise OptionError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
         if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
-            raise ConfigError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
+            raise OptionError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
         if self.run is not None and (not self.run or not self.run.isprintable()):
-            raise ConfigError(f"--run {self.run!r}: expected a name of printable characters")
+            raise OptionError(f"--run {self.run!r}: expected a name of printable characters")
         if self.influxdb is not None:
             object.__setattr__(self, "influxdb", MappingProxyType(dict(self.influxdb)))
 
@@ -90,41 +92,13 @@ class AgentConfig:
         return round(self.interval_ms * 1e6)
 
 
-class _Signals:
-    """Turns SIGTERM, SIGINT and calls from other threads into something that a loop waits for."""
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.stop = False
-        self.stored = False
-        self.failure: BaseException | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def wake(self) -> None:
-        os.eventfd_write(self.fd, 1)
-
-    def on_stored(self, readings: int) -> None:
-        if readings and not self.stored:
-            self.stored = True
-            self.wake()
-
-    def on_failure(self, error: BaseException) -> None:
-        self.failure = error
-        self.wake()
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self.stop = True
-        self.wake()
-
-
 def run(config: AgentConfig) -> int:
     """Sample until SIGTERM, SIGINT or, if asked for, the end of stdin; return the exit status.
 
     Prints one line of JSON, `"ready": true`, when the first tick, and the idle baseline if asked for, is stored.
 
     Raises:
-        ConfigError: A setting of the sender cannot be used.
+        OptionError: A setting of the sender cannot be used.
         SensorError: A sensor that must be there is not; NoSensorError where there is none at all.
         StoreError: The store cannot be written, or at the end: readings could not be stored.
     """
@@ -133,7 +107,10 @@ def run(config: AgentConfig) -> int:
         if warning := settings.warning():
             _print_stderr(warning)
     _hold_standard_streams()
-    signals = _Signals()
+    # Unlike epoll, poll takes a stdin of any kind.
+    loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, loop.stop)
     found = discover(config.sensors, config.interval_ns)
     try:
         if not found.sensors:
@@ -143,9 +120,14 @@ def run(config: AgentConfig) -> int:
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
             )
         with SqliteStore.create(config.store) as store:
-            return _Agent(config, found, store, signals).run()
+            agent = _SamplingRun(config, found, store, loop)
+            status = agent.run()
+        if agent.is_over and config.remove_at_eof is not None:
+            shutil.rmtree(config.remove_at_eof, ignore_errors=True)
+        return status
     finally:
         found.close()
+        loop.close()
 
 
 def print_failure(error: EnergyError) -> None:
@@ -153,22 +135,25 @@ def print_failure(error: EnergyError) -> None:
     _print({"ready": False, "error": error.code, "message": str(error)})
 
 
-class _Agent:
+class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
-    def __init__(self, config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> None:
-        self._config, self._found, self._store, self._signals = config, found, store, signals
+    def __init__(
+        self, config: AgentConfig, found: FoundSensors, store: SqliteStore, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._config, self._found, self._store, self._loop = config, found, store, loop
+        self._failure: BaseException | None = None
+        self._is_stored = False
         before_ns = _boot_offset_of_the_last(store, config.node)
         self._clock = Clock(before_ns)
-        self._loop = Loop()
-        self._edges: Listener | None = None
-        self._writer = Writer(
+        self._edges: EdgeListener | None = None
+        self._writer = StoreWriter(
             store,
             config.node,
             found.sensors,
             config.interval_ns,
-            on_stored=signals.on_stored,
-            on_failure=signals.on_failure,
+            on_stored=self._on_stored,
+            on_failure=self._on_failure,
             on_event=self._on_event,
             clock=self._clock,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
@@ -186,13 +171,13 @@ class _Agent:
             found.sensors,
             config.interval_ns,
             self._writer.put,
-            signals.on_failure,
+            self._on_failure,
             self._clock,
             after_ns=last_ns,
             linger_ns=_linger_ns(found),
             edges=self._edges,
             follow_ups_ns=follow_ups_ns(_lags_s(found)),
-            strewn_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
+            dither_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
             on_edge=self._writer.hasten,
         )
         self._writer.follow(self._monitor)
@@ -207,8 +192,9 @@ class _Agent:
         now_ns = self._clock.now_ns()
         stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
-        self._session = self._begin()
-        self._waiting = True
+        self._session = self._begin(last_ns)
+        self.is_over = False
+        """Whether stdin has ended."""
         self._baseline: list[Baseline] | None = None
         self._cpu_then = (0, 0)
         self._idle_cpu_util: float | None = None
@@ -231,18 +217,18 @@ class _Agent:
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000)
-        self._loop.on_readable(self._signals.fd, self._on_signal)
+        self._loop.set_exception_handler(lambda _, context: self._on_failure(context["exception"]))
         if self._config.until_eof:
-            self._loop.on_readable(0, self._on_stdin)
+            self._loop.add_reader(0, self._on_stdin)
         try:
-            self._loop.run()
+            self._loop.run_forever()
         finally:
             self._monitor.stop()
             if self._edges is not None:
                 self._edges.close()
             self._writer.stop()
-        if self._signals.failure is not None:
-            traceback.print_exception(self._signals.failure)
+        if self._failure is not None:
+            traceback.print_exception(self._failure)
             return _FAILED
         usage = resource.getrusage(resource.RUSAGE_SELF)
         more = {
@@ -255,7 +241,8 @@ class _Agent:
             _print_stderr(message)
         return 0
 
-    def _begin(self) -> Session:
+    def _begin(self, last_ns: int) -> Session:
+        """Record the session, which starts after the last tick of the one before it."""
         description = {
             "sensors": [sensor.describe() for sensor in self._found.sensors],
             "missing": [str(gap) for gap in self._found.missing],
@@ -267,17 +254,12 @@ class _Agent:
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),
-            "process": own_name(),
             "boot_id": boot_id(),
             "boot_offset_ns": self._clock.boot_offset_ns,
             "asleep_ns": self._clock.asleep_ns,
         }
         return self._store.begin_session(
-            self._config.node,
-            self._clock.now_ns(),
-            self._config.interval_ns,
-            description,
-            sends=self._config.influxdb is not None,
+            self._config.node, max(self._clock.now_ns(), last_ns + 1), self._config.interval_ns, description
         )
 
     def _on_event(self, event: Event) -> None:
@@ -288,29 +270,36 @@ class _Agent:
             # The store cannot say it itself.
             self._edges.problem = event.message if event.kind == "store-failed" else ""
 
-    def _on_signal(self) -> None:
-        os.eventfd_read(self._signals.fd)
-        if self._signals.stop or self._signals.failure is not None:
-            self._loop.stop()
-        elif self._signals.stored and self._waiting:
-            self._waiting = False
-            if self._config.idle_s:
-                start_ns = self._clock.now_ns()
-                self._cpu_then = _cpu_ticks()
-                self._loop.later(self._config.idle_s, lambda: self._rest(start_ns))
-            else:
-                self._say_ready()
+    def _on_stored(self, readings: int) -> None:
+        """On the writer's thread: the first readings are stored."""
+        if readings and not self._is_stored:
+            self._is_stored = True
+            self._loop.call_soon_threadsafe(self._take_baseline)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """On any thread: end with an error."""
+        self._failure = error
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _take_baseline(self) -> None:
+        if self._config.idle_s:
+            start_ns = self._clock.now_ns()
+            self._cpu_then = _cpu_ticks()
+            self._loop.call_later(self._config.idle_s, lambda: self._rest(start_ns))
+        else:
+            self._say_ready()
 
     def _on_stdin(self) -> None:
         # A line asks for a commit of all readings.
         if os.read(0, 4096):
             self._writer.flush()
         else:
+            self.is_over = True
             self._loop.stop()
 
     def _measure_clocks(self) -> None:
         """Measure the clock every minute, on a thread of its own: a peer that does not answer takes seconds."""
-        self._loop.later(_CLOCK_S, self._measure_clocks)
+        self._loop.call_later(_CLOCK_S, self._measure_clocks)
         if self._measuring is None or not self._measuring.is_alive():
             self._measuring = threading.Thread(target=self._measure_clock, name="clock", daemon=True)
             self._measuring.start()
@@ -345,7 +334,7 @@ class _Agent:
                 is_stored = self._baseline is not None and set(self._baseline) <= set(store.baselines())
                 if not is_stored and self._clock.now_ns() < end_ns + margin_ns + _STORED_NS:
                     self._writer.flush()
-                    self._loop.later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
+                    self._loop.call_later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
                     return
         except EnergyError as error:
             self._writer.put(Event(self._clock.now_ns(), self._config.node, "no-baseline", str(error)))
@@ -400,21 +389,21 @@ def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
     return cast(int, earlier[-1]["boot_offset_ns"]) if earlier else None
 
 
-def _listener(store: Path) -> Listener | None:
+def _listener(store: Path) -> EdgeListener | None:
     """Listen for windows that want a reading at their edges."""
     try:
-        return Listener(socket_path(store))
+        return EdgeListener(socket_path(store))
     except OSError as error:
         _print_stderr(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
         return None
 
 
-def _lags_s(found: Found) -> list[float]:
+def _lags_s(found: FoundSensors) -> list[float]:
     series = series_of(sensor.describe() for sensor in found.sensors)
     return [cast(float, one["lag_s"] or 0.0) for one in series if one["source"] not in UNBOUNDED]
 
 
-def _linger_ns(found: Found) -> int:
+def _linger_ns(found: FoundSensors) -> int:
     """Return how long a value of the host's last moments may take to be shown, ns."""
     return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
 

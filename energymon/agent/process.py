@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import platform
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +21,10 @@ from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
-from energymon.reading import EpochMark, Event, Reading
-from energymon.stores.base import Session, Store
-from energymon.stores.sqlite import SqliteStore, add_epochs
+from energymon.reading import EpochMark, Event, Reading, Session
+from energymon.store import SqliteStore, add_epochs
 
 if TYPE_CHECKING:
-    from energymon.agent.lifetime import TemporaryFolder
     from joulefeed.child import Child
 
 
@@ -31,7 +32,6 @@ _READY_S: Final = 120.0
 _STOP_S: Final = 5.0
 _SEND_S: Final = 20.0
 """What an agent that sends its readings to a server may take longer; it gives its sender 15 s."""
-_MAX_IDLE_S: Final = 3600.0
 _QUICK_S: Final = 5.0
 _MAX_QUICK: Final = 3
 """An agent that dies so often within `_QUICK_S` of its start is not started again."""
@@ -48,7 +48,7 @@ class _ReadsFigures(Protocol):
         ...
 
 
-class AgentProcess:
+class Agent:
     """Runs `python -m energymon run` while the context, or this process, lasts.
 
     The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks
@@ -64,6 +64,7 @@ class AgentProcess:
         interval_ms: float = 100.0,
         estimate: Literal["off", "missing"] = "off",
         sensors: Sequence[str] | str = (),
+        idle_s: float = 0.0,
         options: Sequence[str] = (),
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -77,27 +78,32 @@ class AgentProcess:
             interval_ms: Time between two ticks, 1 to 10,000 ms; default 100.
             estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures; default "off".
             sensors: Names of those that must be there; default all that are there.
+            idle_s: How long the host's idle baseline is recorded at the start, s; default 0, which records none.
             options: More options of `energymon run`; default none.
             log: File to which the agent's stderr is appended; default a temporary one.
             environment: Environment of the agent; default this process's.
             on_restart: Called with one line after each death of the agent, which is started again; default: it is not.
         """
-        self._kept = store
-        self._store: Path | None = None
+        self.temporary = store is None
+        """Whether its store is removed when it ends."""
+        self._store = store
         self.node = node or platform.node()
         self.owner = os.getpid()
         """Process id of the program whose agent this is: a fork has a copy of this object, but not the agent."""
         self.interval_ms = float(interval_ms)
+        self._idle_s = float(idle_s)
         names = sensors if isinstance(sensors, str) else ",".join(sensors)
         # Joined by "=", so that a value may begin with a dash.
         self.options = [f"--node={self.node}", f"--interval-ms={self.interval_ms!r}", f"--estimate={estimate}"]
         self.options += [f"--sensors={names or 'auto'}", *options]
+        self.sends = any(option.startswith("--influxdb-url") for option in self.options)
+        """Whether it sends its readings to a server."""
         self._log = log
         self._environment = environment
         self._on_restart = on_restart
         self._windows: WeakSet[_ReadsFigures] = WeakSet()
         self._windows_lock = threading.Lock()
-        self._folder: TemporaryFolder | None = None
+        self._folder: Path | None = None
         self._child: Child | None = None
         # Held while the process is started or ended.
         self._changing = threading.Lock()
@@ -106,7 +112,7 @@ class AgentProcess:
         self.failure: EnergyError | None = None
         """Why the agent could not be started again after it had died."""
         self.description: Mapping[str, object] = {}
-        """What the agent says of itself when it is ready: sensors, what cannot be read, clock."""
+        """What the agent says of itself when it is ready: sensors, what cannot be read, clock; empty until then."""
 
     @property
     def store(self) -> Path:
@@ -120,11 +126,6 @@ class AgentProcess:
         return self._store
 
     @property
-    def temporary(self) -> bool:
-        """Whether its store is removed when it ends."""
-        return self._kept is None
-
-    @property
     def alive(self) -> bool:
         """Whether the process runs."""
         return self.pid is not None
@@ -136,14 +137,11 @@ class AgentProcess:
         return child.pid if child is not None and child.is_alive else None
 
     @property
-    def sends(self) -> bool:
-        """Whether it sends its readings to a server."""
-        return any(option.startswith("--influxdb-url") for option in self.options)
-
-    @property
-    def ready_s(self) -> float:
-        """How long the agent may take until it is ready, s: the idle baseline that it records counts beside."""
-        return _READY_S + _idle_s(self.options)
+    def is_gone(self) -> bool:
+        """Whether it has ended for good; of another process's agent nothing is known."""
+        if self.owner != os.getpid() or self.alive:
+            return False
+        return self._watcher is None or self.failure is not None
 
     @property
     def stderr_text(self) -> str:
@@ -182,15 +180,14 @@ class AgentProcess:
             raise AgentError("this agent was started already; stop it first, or make another one")
         self.owner = os.getpid()
         self.failure = None
-        if self._kept is None or self._log is None:
-            from energymon.agent.lifetime import TemporaryFolder
-
-            self._folder = TemporaryFolder()
-        self._store = self._kept or (self._folder.path / "energy.sqlite" if self._folder else None)
+        if self.temporary or self._log is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="energymon-"))
+        if self.temporary and self._folder is not None:
+            self._store = self._folder / "energy.sqlite"
         _living.add(self)
         try:
             with self._changing:
-                self._launch()
+                self._launch(self._idle_s)
         except EnergyError:
             self.remove()
             raise
@@ -262,8 +259,9 @@ class AgentProcess:
         finally:
             self.remove()
 
-    def end(self) -> None:
-        """End the process in order; what it stored stays."""
+    def remove(self) -> None:
+        """End it and remove its temporary store, without a look at the windows whose figures are there alone."""
+        _living.discard(self)
         with self._changing:
             child, self._child = self._child, None
             if child is not None:
@@ -272,14 +270,9 @@ class AgentProcess:
         if self._watcher is not None:
             self._watcher.join()
             self._watcher = None
-
-    def remove(self) -> None:
-        """End it and remove its temporary store, without a look at the windows whose figures are there alone."""
-        _living.discard(self)
-        self.end()
         folder, self._folder = self._folder, None
         if folder is not None:
-            folder.remove()
+            shutil.rmtree(folder, ignore_errors=True)
 
     def restart_if_failed(self) -> bool:
         """Start the agent again where it died and could not be started; return whether that was so.
@@ -294,17 +287,24 @@ class AgentProcess:
         self.start()
         return True
 
+    def await_restart(self) -> None:
+        """Wait while an agent that has died is started again; returns where it has ended for good too."""
+        while not self.is_gone:
+            with self._changing:
+                # Held until a new process is ready.
+                if self.alive:
+                    return
+            time.sleep(_POLL_S)
+
     def serve(self, window: _ReadsFigures) -> None:
-        """Take note of a window whose figures are in this agent's store."""
+        """Keep a window whose figures are in this agent's store, to be settled before the store is removed."""
         with self._windows_lock:
             self._windows.add(window)
 
     def forget(self) -> None:
         """Let go of a process that belongs to the parent of this one; called after a fork."""
-        child, self._child, folder, self._folder = self._child, None, self._folder, None
+        child, self._child, self._folder = self._child, None, None
         self._windows_lock, self._changing, self._watcher = threading.Lock(), threading.Lock(), None
-        if folder is not None:
-            folder.forget()
         if child is not None:
             child.hang_up()
             _forgotten.append(child)
@@ -320,27 +320,24 @@ class AgentProcess:
 
     @property
     def _log_path(self) -> Path | None:
-        return self._log or (self._folder.path / "agent.log" if self._folder is not None else None)
+        return self._log or (self._folder / "agent.log" if self._folder is not None else None)
 
-    def _launch(self, *more: str) -> None:
-        """Start the process, with `more` options, and wait until it is ready.
-
-        Raises as `start` does; the process is ended then.
-        """
+    def _launch(self, idle_s: float) -> None:
+        """Start the process, and wait until it is ready; raises as `start` does, and ends the process then."""
         from joulefeed.child import Child, ChildError
 
         assert self._log_path is not None
         # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
         argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}"]
-        argv += [*self.options, *more]
+        argv += [*self.options, f"--idle-s={idle_s!r}"]
+        if self._folder is not None:
+            argv.append(f"--remove-at-eof={self._folder}")
         environment = _environment(os.environ if self._environment is None else self._environment)
         child = self._child = Child(argv, env=environment, stderr=self._log_path)
         try:
-            ready = child.ready(self.ready_s)
+            ready = child.ready(_READY_S + idle_s)
         except ChildError as error:
-            self._child = None
-            child.stop(eof_s=_STOP_S, term_s=0)
-            raise AgentError(f"the agent did not start: it {error}") from error
+            ready = {"message": f"it {error}"}
         if ready.get("ready") is True:
             self.description = ready
             return
@@ -375,7 +372,7 @@ class AgentProcess:
                 log = f" (log: {self._log})" if self._log is not None else ""
                 raise AgentError(f"it died {quick} times within {_QUICK_S:g} s{log}")
             # The host is at work now: what it draws is no baseline.
-            self._launch("--idle-s=0")
+            self._launch(0.0)
         except EnergyError as error:
             self.failure = error
             self._restarts.append(Event(died_ns, self.node, "agent-died", message))
@@ -388,7 +385,29 @@ class AgentProcess:
         return message
 
 
-def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, agent: AgentProcess | None) -> None:
+def shared_agent() -> Agent:
+    """Return the agent of this process, which is started when it is first asked for and again when it has died.
+
+    Raises:
+        NoSensorError: There is nothing to sample.
+        AgentError: It does not start for another reason.
+    """
+    global _shared  # noqa: PLW0603 - one a process is the point
+    with _sharing:
+        if _shared is not None:
+            _shared.await_restart()
+        if _shared is None or _shared.is_gone:
+            fresh = Agent(on_restart=lambda message: None)
+            fresh.start()
+            if _shared is not None:
+                _shared.stop()
+            # At exit nobody reads a window any more.
+            atexit.register(fresh.remove)
+            _shared = fresh
+        return _shared
+
+
+def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns: int, agent: Agent | None) -> None:
     """Wait until every series has a reading past the end of a window, or none can be expected any more.
 
     `end_ns` is by the clock of the readings, and `since_ns` is the instant of `boot_ns` from which the store may take
@@ -409,24 +428,10 @@ def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, 
                 last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
         if last and min(last.values()) >= end_ns:
             return
-        gone = agent is not None and agent.owner == os.getpid() and not agent.alive
-        if session.end_ns is not None or gone or boot_ns() >= deadline_ns:
+        gone = session.end_ns is not None or (agent is not None and agent.is_gone)
+        if gone or boot_ns() >= deadline_ns:
             return
         time.sleep(min(max(interval_s / 2, _POLL_S), _MAX_POLL_S))
-
-
-_living: WeakSet[AgentProcess] = WeakSet()
-_forgotten: list[Child] = []
-
-
-def _after_fork() -> None:
-    """In the child: agents are the parent's."""
-    for agent in list(_living):
-        agent.forget()
-    _living.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -436,15 +441,21 @@ def _environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "PYTHONPATH": os.pathsep.join([*there, here])}
 
 
-def _idle_s(options: Sequence[str]) -> float:
-    """Return how long an agent with these options records its idle baseline before it is ready."""
-    import argparse
+_living: WeakSet[Agent] = WeakSet()
+_forgotten: list[Child] = []
+_shared: Agent | None = None
+_sharing = threading.Lock()
 
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--idle-s", type=float, default=0.0)
-    try:
-        idle_s = float(parser.parse_known_args(list(options))[0].idle_s)
-    except argparse.ArgumentError:
-        # The agent refuses it, and says why.
-        return 0.0
-    return idle_s if 0 <= idle_s <= _MAX_IDLE_S else 0.0
+
+def _after_fork() -> None:
+    """In the child: agents are the parent's, and the thread that held a lock is not here."""
+    global _shared, _sharing
+    for agent in list(_living):
+        agent.forget()
+    _living.clear()
+    if _shared is not None:
+        atexit.unregister(_shared.remove)
+    _shared, _sharing = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

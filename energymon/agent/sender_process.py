@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from energymon.agent.event_loop import Loop
 from energymon.reading import Event
 from joulefeed.child import Child
 
@@ -22,7 +22,7 @@ _LEAVE_S: Final = 15.0
 
 
 class SenderProcess:
-    """Runs `python -m energymon.sender` on the agent's store, with its settings in the environment alone."""
+    """Runs `python -m energymon send` on the agent's store, with its settings in the environment alone."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class SenderProcess:
         settings: Mapping[str, str],
         node: str,
         on_event: Callable[[Event], None],
-        loop: Loop,
+        loop: asyncio.AbstractEventLoop,
         now_ns: Callable[[], int],
     ) -> None:
         """Take its options and settings, the node whose readings it sends, the sink of events, and the clock."""
         safe = ["-P"] if sys.flags.safe_path else []
-        self._argv = [sys.executable, *safe, "-m", "energymon.sender", "--until-eof", *argv]
+        self._argv = [sys.executable, *safe, "-m", "energymon", "send", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
         self._node = node
         self._on_event = on_event
@@ -49,7 +49,7 @@ class SenderProcess:
         """Start the process and listen to it in the loop; it is started again when it dies."""
         # In the agent's process group: a signal that ends the agent ends its sender.
         self._child = Child(self._argv, env=self._environment, own_group=False)
-        self._loop.on_readable(self._child.output_fd, self._listen)
+        self._loop.add_reader(self._child.output_fd, self._listen)
 
     def stop(self) -> list[str]:
         """Let the sender send the rest and end it; return its last messages."""
@@ -68,12 +68,12 @@ class SenderProcess:
         assert self._child is not None
         output = os.read(self._child.output_fd, 65_536)
         if not output:
-            self._loop.forget(self._child.output_fd)
+            self._loop.remove_reader(self._child.output_fd)
             # Its stdout has ended.
             status = self._child.stop()
             self._child = None
             # Settings that are refused are no better in five seconds; another sender on the store is gone by then.
-            self._loop.later(self._restart_s, self.start)
+            self._loop.call_later(self._restart_s, self.start)
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
             if status != _REFUSED:
                 self._report("sender-died", f"the sender ended with status {status}; it is started again")

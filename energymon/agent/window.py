@@ -14,17 +14,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
-from energymon.agent.lifetime import is_alive
-from energymon.agent.process import AgentProcess, wait_until_read
-from energymon.agent.shared import shared_agent
-from energymon.analysis.attribution import Component
+from energymon.agent.process import Agent, shared_agent, wait_until_read
+from energymon.analysis.attribution import EnergyComponent
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
 from energymon.errors import EnergyError, WindowError
-from energymon.sampling.edges import Asker
-from energymon.stores.base import Session, Store
-from energymon.stores.sqlite import SqliteStore
+from energymon.reading import Session
+from energymon.sampling.edges import Asker, is_abandoned
+from energymon.store import SqliteStore
 
 STORE: Final = "ENERGYMON_STORE"
 """Environment variable that names the store of an agent that runs already: a file."""
@@ -45,8 +43,8 @@ class Window:
         *,
         sync_cuda: bool = False,
         node: str | None = None,
-        store: Store | Path | str | None = None,
-        agent: AgentProcess | None = None,
+        store: SqliteStore | Path | str | None = None,
+        agent: Agent | None = None,
     ) -> None:
         """Take a name for messages, and whether CUDA is synchronised at the edges, if torch uses it.
 
@@ -55,7 +53,7 @@ class Window:
         self.name = name
         self._sync_cuda = sync_cuda
         self._node = node
-        self._where: Store | Path | str | None = store
+        self._where: SqliteStore | Path | str | None = store
         self._agent = agent
         self._start_ns = self._end_ns = 0
         self._began_ns = self._ended_ns = 0
@@ -174,13 +172,12 @@ class Window:
         named = os.environ.get(STORE)
         if self._agent is None and named:
             self._where = named
-            with _opened(named) as store:
-                self._require_agent(named, store.sessions())
+            self._require_agent(named)
             return
         if self._agent is None:
             self._agent = shared_agent()
         self._where = self._agent.store
-        if self._is_agent_gone():
+        if self._agent.is_gone:
             details = f"; it said: {self._agent.stderr_text}" if self._agent.stderr_text else ""
             raise WindowError(
                 f"{self._label()}: its agent is dead or was stopped, and samples nothing; start another one{details}"
@@ -191,12 +188,10 @@ class Window:
     def _connected(self) -> Asker | None:
         """Connect to the agent that can be asked to read its sensors at the edges; None where the ticks must do."""
         where = self._where.path if isinstance(self._where, SqliteStore) else self._where
-        if not isinstance(where, str | Path) or "://" in str(where):
-            return None
         try:
-            return Asker(Path(where))
+            return None if where is None else Asker(Path(where))
         except OSError:
-            # It ended, it is older than that, or it is another user's.
+            # It ended, or it is another user's.
             return None
 
     def _edge(self) -> tuple[int, int]:
@@ -210,30 +205,33 @@ class Window:
         if not self._end_ns:
             raise WindowError(f"{self._label()} has no end yet; its figures are there after the `with` statement")
 
-    def _require_agent(self, named: str, sessions: list[Session]) -> None:
+    def _require_agent(self, named: str) -> None:
         """Refuse a store whose agent has ended: nothing would be sampled."""
+        with SqliteStore.open(Path(named)) as store:
+            sessions = store.sessions()
         node = self._node_of(sessions)
         last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
         if last is None:
             return
-        # Of an agent on another host, or in another container, nothing is known from here.
-        here = last.description.get("boot_id") == boot_id()
-        if last.end_ns is None and here and is_alive(str(last.description["process"])) is False:
-            raise WindowError(
-                f"{STORE}={named}: the agent of {node}, process {last.description['pid']}, is dead, and nothing "
-                f"samples into this store; start `energymon run` with it again, or unset {STORE}"
-            )
         if last.end_ns is not None:
-            raise WindowError(
-                f"{STORE}={named}: the agent of {node} ended at {utc_text(last.end_ns)}, and nothing samples into this "
-                f"store; start `energymon run` with it, or unset {STORE}"
-            )
+            what = f"ended at {utc_text(last.end_ns)}"
+        elif last.description.get("boot_id") == boot_id() and is_abandoned(Path(named)):
+            what = f"(process {last.description['pid']}) is dead"
+        else:
+            return
+        raise WindowError(
+            f"{STORE}={named}: the agent of {node} {what}, and nothing samples into this store; start `energymon run` "
+            f"with it, or unset {STORE}"
+        )
 
     def _look_up(self) -> WindowEnergy:
         self._require_end()
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
-            raise WindowError(f"{self._label()} cannot be read: {self._removed()}")
+            raise WindowError(
+                f"{self._label()} cannot be read: the temporary store of its agent, of process {self._agent.owner}, is "
+                "removed; read figures inside the agent's `with` statement, or give the Agent a store"
+            )
         with _opened(self._where) as store:
             session, span = self._in_readings_time(store.sessions())
             start_ns, end_ns = span or (self._start_ns, self._end_ns)
@@ -267,64 +265,34 @@ class Window:
         nodes = {s.node for s in sessions}
         return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
 
-    def _uncovered(self, store: Store, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
-        before = [r.t_ns for r in store.readings(end_ns, end_ns, session.node) if r.t_ns <= end_ns]
+    def _uncovered(self, store: SqliteStore, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
         node = session.node
+        before = [r.t_ns for r in store.readings(end_ns, end_ns, node) if r.t_ns <= end_ns]
         if found.covered:
-            covered = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
-            covered = f"{node} has readings from {covered}"
+            spans = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
+            covered = f"{node} has readings from {spans}"
         elif before:
             covered = f"the last reading of {node} before its end is of {utc_text(max(before))}"
         else:
             covered = f"there is no reading of {node} before its end"
         details = _event_lines(found)
-        asker = self._connected()
-        if asker is not None:
+        if (asker := self._connected()) is not None:
             # A store that takes nothing has no event of it either.
             with contextlib.closing(asker):
                 if asker.edge_ns() is not None and asker.problem:
                     details += f"\n  store-failed: {asker.problem}"
-        if self._agent is not None and self._agent.owner != os.getpid():
-            details += f"\n{self._foreign(self._agent)}"
-        elif self._agent is not None and self._is_agent_gone():
+        if self._agent is not None and self._agent.is_gone:
             details += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
         return WindowError(
             f"{self._label()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
             f"{covered}; expected an agent that samples throughout{details}"
         )
 
-    def _is_agent_gone(self) -> bool:
-        """Whether the agent of this very process has ended; another process's agent cannot be seen."""
-        return self._agent is not None and self._agent.owner == os.getpid() and not self._agent.alive
-
-    def _removed(self) -> str:
-        """Say why its temporary store is not there any more."""
-        if self._agent is not None and self._agent.owner != os.getpid():
-            return f"its store is gone; {self._foreign(self._agent)}"
-        return (
-            "its agent was stopped before the window ended, and the agent's temporary store removed; read figures "
-            "inside the agent's `with` statement, or give the Agent a store"
-        )
-
-    def _foreign(self, agent: AgentProcess) -> str:
-        return (
-            f"its agent belongs to process {agent.owner}, of which this one ({os.getpid()}) is a fork; "
-            "read the window there"
-        )
-
-    def _total(self) -> Component:
+    def _total(self) -> EnergyComponent:
         return next(c for c in self.energy.components if c.name == "total")
 
     def _label(self) -> str:
         return f"the window {self.name!r}" if self.name else "the window"
-
-
-class Agent(AgentProcess):
-    """An agent of this program, with windows over what it samples."""
-
-    def window(self, name: str = "", *, sync_cuda: bool = False) -> Window:
-        """Return a window over what this agent samples."""
-        return Window(name, sync_cuda=sync_cuda, agent=self)
 
 
 def _event_lines(window: WindowEnergy) -> str:
@@ -333,7 +301,7 @@ def _event_lines(window: WindowEnergy) -> str:
 
 
 @contextlib.contextmanager
-def _opened(where: Store | Path | str) -> Iterator[Store]:
+def _opened(where: SqliteStore | Path | str) -> Iterator[SqliteStore]:
     """Open a store for a moment; one that was given open stays so."""
     if isinstance(where, str | Path):
         with SqliteStore.open(Path(where)) as local:

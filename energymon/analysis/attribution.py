@@ -39,7 +39,7 @@ class Channels:
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class EnergyComponent:
     """The joules of one domain, or of all, over the devices of a node or of several."""
 
     name: Domain | Literal["total"]
@@ -72,13 +72,13 @@ class NodeEnergy:
     """Every series that covers the window; several may count the same joules."""
     best: tuple[Energy, ...]
     """The most direct series of every device."""
-    components: tuple[Component, ...]
+    components: tuple[EnergyComponent, ...]
     """`best` by domain, and in total; empty when nothing is known or expected."""
     net: tuple[NetEnergy, ...] = ()
     """`best` net of the idle baselines, where these were given."""
 
     @property
-    def total(self) -> Component | None:
+    def total(self) -> EnergyComponent | None:
         """The total; None when nothing is known or expected."""
         return self.components[-1] if self.components else None
 
@@ -195,7 +195,7 @@ def best_sources(energies: Iterable[Energy]) -> list[Energy]:
     return list(best.values())
 
 
-def components(best: Collection[Energy], channels: Channels, nets: Collection[NetEnergy] = ()) -> list[Component]:
+def components(best: Collection[Energy], channels: Channels, nets: Collection[NetEnergy] = ()) -> list[EnergyComponent]:
     """Return a node's energy by domain, and in total, from the best source of each device.
 
     A domain of which a device has no figure is unknown, and so is the total then: the rest of it would pass
@@ -204,7 +204,7 @@ def components(best: Collection[Energy], channels: Channels, nets: Collection[Ne
     """
     net_of = {(n.device, n.domain): n for n in nets}
     found = {(e.device, e.domain) for e in best}
-    known: list[Component] = []
+    known: list[EnergyComponent] = []
     for domain in DOMAINS:
         expected = {device for device, of in channels.devices if of == domain}
         lost = sorted(device for device in expected if (device, domain) not in found)
@@ -217,9 +217,9 @@ def components(best: Collection[Energy], channels: Channels, nets: Collection[Ne
     return [*known, add_up(outside or known)]
 
 
-def add_up(parts: Sequence[Component]) -> Component:
+def add_up(parts: Sequence[EnergyComponent]) -> EnergyComponent:
     """Return the total of components that do not contain one another; unknown when one of them is."""
-    return Component(
+    return EnergyComponent(
         "total",
         _sum([c.joules for c in parts]),
         _sum([c.error_j for c in parts]),
@@ -237,11 +237,11 @@ def add_up(parts: Sequence[Component]) -> Component:
 
 def _component(
     domain: Domain, parts: Sequence[Energy], lost: Sequence[str], nets: Sequence[NetEnergy | None]
-) -> Component:
+) -> EnergyComponent:
     def whole(values: Iterable[float | None]) -> float | None:
         return None if lost else _sum(list(values))
 
-    return Component(
+    return EnergyComponent(
         domain,
         whole(e.joules for e in parts),
         whole(e.error_j for e in parts),

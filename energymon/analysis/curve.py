@@ -14,7 +14,7 @@ SeriesKey = tuple[str, str, str, str]
 """Node, device, domain and source."""
 
 
-class Place(NamedTuple):
+class CurvePlace(NamedTuple):
     """An instant on a curve."""
 
     joules: float
@@ -39,7 +39,7 @@ class Curve:
         begins = [i + 1 for i, (a, b) in enumerate(pairwise(self.rows)) if b.flags == START or b.joules < a.joules]
         self._bounds = [0, *begins, len(self.rows)]
 
-    def place(self, at_ns: int) -> Place | None:
+    def place(self, at_ns: int) -> CurvePlace | None:
         """Return the instant's place; None before the first reading, after the last, and between two segments."""
         i = bisect_right(self.times, at_ns) - 1
         if i < 0:
@@ -47,14 +47,14 @@ class Curve:
         segment = bisect_right(self._bounds, i) - 1
         before = self.rows[i]
         if before.t_ns == at_ns:
-            return Place(before.joules, i, i, segment)
+            return CurvePlace(before.joules, i, i, segment)
         if i + 1 == self._bounds[segment + 1]:
             return None
         after = self.rows[i + 1]
         if after.joules == before.joules or (i > self._bounds[segment] and self.rows[i - 1].joules == before.joules):
-            return Place(self._between_updates_j(at_ns, i, segment), i, i + 1, segment)
+            return CurvePlace(self._between_updates_j(at_ns, i, segment), i, i + 1, segment)
         share = (at_ns - before.t_ns) / (after.t_ns - before.t_ns)
-        return Place(before.joules + (after.joules - before.joules) * share, i, i + 1, segment)
+        return CurvePlace(before.joules + (after.joules - before.joules) * share, i, i + 1, segment)
 
     def _between_updates_j(self, at_ns: int, i: int, segment: int) -> float:
         """Interpolate between updates of a counter that is read more often than it is updated.
@@ -81,11 +81,11 @@ class Curve:
         row = self.rows[after]
         return row.flags == INTERPOLATED or row.tick_ns - self.rows[after - 1].tick_ns > interval_ns
 
-    def last(self, place: Place) -> Reading:
+    def last(self, place: CurvePlace) -> Reading:
         """Return the last reading of the place's segment."""
         return self.rows[self._bounds[place.segment + 1] - 1]
 
-    def min_j(self, place: Place, at_ns: int) -> float | None:
+    def min_j(self, place: CurvePlace, at_ns: int) -> float | None:
         """Return what had surely been used by `at_ns`: the last reading whose call had ended by then shows it.
 
         None where the place's segment has no such reading.
@@ -96,7 +96,7 @@ class Curve:
                 return self.rows[i].joules
         return None
 
-    def max_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
+    def max_j(self, place: CurvePlace, at_ns: int, lag_ns: int) -> float | None:
         """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
 
         `lag_ns` is how old the value of a reading may be that does not say. None where the place's segment has no such
@@ -108,7 +108,7 @@ class Curve:
                 return self.rows[i].joules
         return None
 
-    def power_w(self, place: Place, at_ns: int, reach_ns: int, min_ns: int) -> float:
+    def power_w(self, place: CurvePlace, at_ns: int, reach_ns: int, min_ns: int) -> float:
         """Return the highest mean power, W, of any span of readings near `at_ns`.
 
         Near are the readings within `reach_ns` and two more on either side, in the same segment. Spans are as

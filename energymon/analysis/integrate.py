@@ -9,7 +9,7 @@ from math import lcm
 from types import MappingProxyType
 from typing import Final, cast
 
-from energymon.analysis.curve import Curve, Place, SeriesKey, curves
+from energymon.analysis.curve import Curve, CurvePlace, SeriesKey, curves
 from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
 from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Ticks
@@ -218,7 +218,7 @@ def due_ticks(start_ns: int, end_ns: int, interval_ns: int) -> range:
     return range(tick_at(start_ns + interval_ns - 1, interval_ns), end_ns, interval_ns)
 
 
-def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
+def _edge(curve: Curve, place: CurvePlace, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
     """Bound the errors of the counter at one instant: of what it shows, and of when the instant was.
 
     A cumulative counter only grows, so the joules at the instant lie between those that the last reading shows that

@@ -8,16 +8,16 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Final, Literal
 
-from energymon.analysis.attribution import Channels, Component, Part, add_up, channels_of, energy_of
+from energymon.analysis.attribution import Channels, EnergyComponent, Part, add_up, channels_of, energy_of
 from energymon.analysis.baseline import NetEnergy, baseline_of, baselines_at
 from energymon.analysis.integrate import Energy, missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
 from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
-from energymon.clock.offsets import Instant, Offset, at_wall, offset_at, wall_at
+from energymon.clock.offsets import Offset, WallInstant, at_wall, offset_at, wall_at
 from energymon.errors import WindowError
-from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading
-from energymon.stores.base import Session, Store
+from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Session
+from energymon.store import SqliteStore
 
 _MOST_CUTS: Final = 20
 _BY_SERIES: Final = attrgetter("device", "domain", "source", "tick_ns")
@@ -40,7 +40,7 @@ class WindowEnergy:
     """The agent's events in the window, after the parts of the host that it could not read from its start."""
     best: tuple[Energy, ...] = ()
     """The most direct series of every device."""
-    components: tuple[Component, ...] = ()
+    components: tuple[EnergyComponent, ...] = ()
     """`best` by domain, and in total."""
     net: tuple[NetEnergy, ...] = ()
     """`best` net of the idle baseline, where that was asked for."""
@@ -61,7 +61,7 @@ class WindowEnergy:
 
 
 def query(
-    store: Store,
+    store: SqliteStore,
     start_ns: int,
     end_ns: int,
     node: str | Collection[str] | None = None,
@@ -94,14 +94,14 @@ def query(
             continue
         alone = clock != "controller" or len(nodes) == 1
         own = [s for s in sessions if s.node == name]
-        asked = _Node(
+        asked = _NodeQuery(
             store, session, channels_of(session.description, name), window_clock, alone, own, store.counters(name)
         )
         found.append(asked.window(start_ns, end_ns, _baselines(asked, baseline, start_ns) if net or baseline else None))
     return found
 
 
-def total(windows: Sequence[WindowEnergy]) -> Component | None:
+def total(windows: Sequence[WindowEnergy]) -> EnergyComponent | None:
     """Return the energy of all nodes together; None when there are none, unknown when one of them is."""
     totals = [component for window in windows for component in window.components if component.name == "total"]
     return add_up(totals) if totals and len(totals) == len(windows) else None
@@ -127,12 +127,12 @@ class _WindowClock:
     offsets: tuple[Offset, Offset] | None
     """The controller's at the start and at the end of the window, where the window is in the controller's time."""
 
-    def own(self, start_ns: int, end_ns: int) -> tuple[Instant, Instant]:
+    def own(self, start_ns: int, end_ns: int) -> tuple[WallInstant, WallInstant]:
         """Return a window by the clock of the node's readings."""
         if self.offsets is not None:
-            return Instant(self.offsets[0].to_node(start_ns)), Instant(self.offsets[1].to_node(end_ns))
+            return WallInstant(self.offsets[0].to_node(start_ns)), WallInstant(self.offsets[1].to_node(end_ns))
         if self.clock == "readings":
-            return Instant(start_ns), Instant(end_ns)
+            return WallInstant(start_ns), WallInstant(end_ns)
         return at_wall(self.clocks, start_ns, self.since_ns), at_wall(self.clocks, end_ns, self.since_ns)
 
     def at(self, own_ns: int) -> int:
@@ -149,10 +149,10 @@ class _WindowClock:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _NodeQuery:
     """One node of the store, seen through its clock."""
 
-    store: Store
+    store: SqliteStore
     session: Session
     channels: Channels
     window_clock: _WindowClock
@@ -221,7 +221,7 @@ class _Node:
             message += "; --sensors measures what it names alone"
             yield Event(t_ns, self.session.node, "part-unreadable", message)
 
-    def _clock_events(self, *edges: tuple[int, Instant]) -> Iterator[Event]:
+    def _clock_events(self, *edges: tuple[int, WallInstant]) -> Iterator[Event]:
         for t_ns, instant in edges:
             if instant.times == 1:
                 continue
@@ -297,7 +297,7 @@ def _offsets(clocks: Sequence[ClockOffset], instants_ns: tuple[int, int]) -> tup
     return (start, end) if start is not None and end is not None else None
 
 
-def _baselines(node: _Node, span: tuple[int, int] | None, start_ns: int) -> list[Baseline]:
+def _baselines(node: _NodeQuery, span: tuple[int, int] | None, start_ns: int) -> list[Baseline]:
     if span is None:
         return baselines_at(node.store.baselines(node.session.node), node.window_clock.own(start_ns, start_ns)[0].t_ns)
     require_order(*span)

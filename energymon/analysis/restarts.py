@@ -9,8 +9,7 @@ from typing import Final
 
 from energymon.analysis.curve import SeriesKey
 from energymon.clock.monotonic import NS, UNNOTICED_NS
-from energymon.reading import START, CounterStart, Event, Reading, may_have_restarted_within
-from energymon.stores.base import Session
+from energymon.reading import START, CounterStart, Event, Reading, Session, may_have_restarted_within
 
 _LAG_NS: Final = NS // 5
 """Two values of a counter may be further apart by so much than their readings: each may be some 100 ms old."""

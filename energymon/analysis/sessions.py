@@ -9,8 +9,8 @@ from typing import Final
 
 from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
-from energymon.reading import START, Reading, Ticks
-from energymon.stores.base import Session, Store
+from energymon.reading import START, Reading, Session, Ticks
+from energymon.store import SqliteStore
 
 _TICKS_AT_ONCE: Final = 5000
 _AROUND: Final = 4
@@ -86,7 +86,7 @@ def parts(
 
 
 def session_spans(
-    store: Store, start_ns: int, end_ns: int, node: str | None = None
+    store: SqliteStore, start_ns: int, end_ns: int, node: str | None = None
 ) -> Iterator[tuple[Session, int, int]]:
     """Yield each session within [start, end), by node and time, and from when to when it has readings, UTC ns.
 
@@ -108,7 +108,7 @@ def session_spans(
                 yield session, begins, ends
 
 
-def covered(store: Store, start_ns: int, end_ns: int, node: str) -> list[tuple[int, int]]:
+def covered(store: SqliteStore, start_ns: int, end_ns: int, node: str) -> list[tuple[int, int]]:
     """Return the parts of [start, end], by the clock of the readings, UTC ns, that a session covers.
 
     Each lies between readings of every series that the session has in the window. Raises StoreError.
@@ -130,7 +130,7 @@ def covered(store: Store, start_ns: int, end_ns: int, node: str) -> list[tuple[i
     return found
 
 
-def stored_spans(store: Store, node: str | Collection[str] | None = None) -> Iterator[tuple[str, int, int]]:
+def stored_spans(store: SqliteStore, node: str | Collection[str] | None = None) -> Iterator[tuple[str, int, int]]:
     """Yield each node, and from when to when the store has its readings, by their clock, UTC ns.
 
     Raises StoreError, and WindowError for a node that is not in the store.

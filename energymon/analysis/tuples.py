@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import channels_of, directness
-from energymon.analysis.curve import Curve, Place, curves
+from energymon.analysis.curve import Curve, curves
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.clock.monotonic import tick_at
 from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
-from energymon.stores.base import Store
+from energymon.store import SqliteStore
 
 Devices = Mapping[str, Collection[tuple[str, Domain]]]
 """By node: the devices that make up each domain."""
@@ -42,76 +43,21 @@ class EnergyTuple:
     """J since t_{k-1} where nothing measures the CPU, which `cpu_energy` does not contain; None without an estimate."""
 
 
-@dataclass(slots=True)
-class _Series:
-    curve: Curve
-    source: str
-    place: Place | None = None
+class _Part(NamedTuple):
+    """One domain of a node between two ticks."""
 
-
-@dataclass(slots=True)
-class _Part:
     joules: float | None
+    """None when a device of the domain has no figure."""
     source: str
     interpolated: bool
     devices: Mapping[str, float]
 
 
-@dataclass(slots=True)
-class _Host:
-    """A node's series by domain and device, the most direct first."""
-
-    node: str
-    domains: dict[Domain, dict[str, list[_Series]]] = field(default_factory=dict)
-
-    def tuple_at(self, tick_ns: int, interval_ns: int) -> EnergyTuple | None:
-        parts = {domain: self._part(devices, tick_ns, interval_ns) for domain, devices in self.domains.items()}
-        if all(part.joules is None for part in parts.values()):
-            return None
-        none = _Part(None, "", interpolated=False, devices={})
-        cpu, memory, gpu = (parts.get(domain, none) for domain in ("cpu", "dram", "gpu"))
-        estimated = cpu.source == ESTIMATE
-        return EnergyTuple(
-            tick_ns,
-            self.node,
-            None if estimated else cpu.joules,
-            memory.joules,
-            gpu.joules,
-            cpu.source,
-            memory.source,
-            gpu.source,
-            INTERPOLATED if cpu.interpolated or memory.interpolated or gpu.interpolated else "",
-            {domain: parts[domain].devices for domain, devices in self.domains.items() if len(devices) > 1},
-            cpu.joules if estimated else None,
-        )
-
-    def begin(self, at_ns: int) -> None:
-        """Let the next tuple count from `at_ns` on."""
-        for devices in self.domains.values():
-            for several in devices.values():
-                for series in several:
-                    series.place = series.curve.place(at_ns)
-
-    @staticmethod
-    def _part(devices: Mapping[str, Sequence[_Series]], tick_ns: int, interval_ns: int) -> _Part:
-        """Return one domain's joules since the last call; unknown when a device of it has none."""
-        joules: dict[str, float] = {}
-        sources, interpolated = set(), False
-        for device, several in devices.items():
-            for series in several:
-                before, series.place = series.place, series.curve.place(tick_ns)
-                now = series.place
-                if device in joules or before is None or now is None or before.segment != now.segment:
-                    continue
-                joules[device] = now.joules - before.joules
-                sources.add(series.source)
-                for place in (before, now):
-                    if place.before != place.after and series.curve.inferred(place.after, interval_ns):
-                        interpolated = True
-        if len(joules) < len(devices):
-            return _Part(None, "", interpolated=False, devices=joules)
-        named = sources.pop() if len(sources) == 1 else ";".join(sorted(sources, key=directness))
-        return _Part(sum(joules.values()), named, interpolated, joules)
+_NOTHING: Final = _Part(None, "", False, {})
+_Delta = tuple[float, bool]
+"""Joules of a series since the tick before, and whether readings were missed around either tick."""
+_Devices = dict[str, list[tuple[str, list[_Delta | None]]]]
+"""By device: source and deltas, a delta a tick, of each of its series, the most direct first."""
 
 
 def tuples(
@@ -129,18 +75,69 @@ def tuples(
     is what `joules` returns for the whole. Raises WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
-    hosts = _hosts(readings, devices)
-    first = tick_at(start_ns + interval_ns - 1, interval_ns)
-    for host in hosts:
-        host.begin(first)
-    for tick_ns in range(first + interval_ns, end_ns + 1, interval_ns):
-        for host in hosts:
-            found = host.tuple_at(tick_ns, interval_ns)
-            if found is not None:
-                yield found
+    first_ns = tick_at(start_ns + interval_ns - 1, interval_ns)
+    ticks = range(first_ns + interval_ns, end_ns + 1, interval_ns)
+    hosts = _hosts(readings, devices, first_ns, ticks)
+    for i, tick_ns in enumerate(ticks):
+        for node, domains in hosts.items():
+            parts = {domain: _part(of_domain, i) for domain, of_domain in domains.items()}
+            if any(part.joules is not None for part in parts.values()):
+                yield _tuple(tick_ns, node, parts)
 
 
-def stored_tuples(store: Store, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[EnergyTuple]:
+def _tuple(tick_ns: int, node: str, parts: Mapping[Domain, _Part]) -> EnergyTuple:
+    cpu, memory, gpu = parts.get("cpu", _NOTHING), parts.get("dram", _NOTHING), parts.get("gpu", _NOTHING)
+    estimated = cpu.source == ESTIMATE
+    return EnergyTuple(
+        tick_ns,
+        node,
+        None if estimated else cpu.joules,
+        memory.joules,
+        gpu.joules,
+        cpu.source,
+        memory.source,
+        gpu.source,
+        INTERPOLATED if cpu.interpolated or memory.interpolated or gpu.interpolated else "",
+        {domain: part.devices for domain, part in parts.items() if len(part.devices) > 1},
+        cpu.joules if estimated else None,
+    )
+
+
+def _part(devices: _Devices, i: int) -> _Part:
+    """Return one domain's joules at tick `i`; unknown when a device of it has none."""
+    joules: dict[str, float] = {}
+    sources: list[str] = []
+    interpolated = False
+    for device, several in devices.items():
+        for source, deltas in several:
+            if (delta := deltas[i]) is not None:
+                joules[device] = delta[0]
+                interpolated = interpolated or delta[1]
+                if source not in sources:
+                    sources.append(source)
+                break
+    if len(joules) < len(devices):
+        return _Part(None, "", False, joules)
+    named = sources[0] if len(sources) == 1 else ";".join(sorted(sources, key=directness))
+    return _Part(sum(joules.values()), named, interpolated, joules)
+
+
+def _deltas(curve: Curve, first_ns: int, ticks: Iterable[int], interval_ns: int) -> Iterator[_Delta | None]:
+    """Yield the joules of a series at each tick since the one before; None where they are unknown."""
+    before, was_inferred = curve.place(first_ns), False
+    if before is not None:
+        was_inferred = before.before != before.after and curve.inferred(before.after, interval_ns)
+    for tick_ns in ticks:
+        now = curve.place(tick_ns)
+        is_inferred = now is not None and now.before != now.after and curve.inferred(now.after, interval_ns)
+        if before is None or now is None or before.segment != now.segment:
+            yield None
+        else:
+            yield now.joules - before.joules, was_inferred or is_inferred
+        before, was_inferred = now, is_inferred
+
+
+def stored_tuples(store: SqliteStore, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[EnergyTuple]:
     """Yield the tuples of a store's node, or of one node after the other, with bounded memory.
 
     Each session's ticks are those of its own interval and its devices those that its agent named. Raises StoreError
@@ -153,22 +150,22 @@ def stored_tuples(store: Store, start_ns: int, end_ns: int, node: str | None = N
             yield from tuples(store.readings(begin, stop, session.node), begin, stop, session.interval_ns, expected)
 
 
-def _hosts(readings: Iterable[Reading], devices: Devices | None) -> list[_Host]:
-    hosts: dict[str, _Host] = {}
-    expected = {node: set(named) for node, named in (devices or {}).items()}
-    for node, named in expected.items():
-        host = hosts.setdefault(node, _Host(node))
-        for device, domain in sorted(named):
-            host.domains.setdefault(domain, {})[device] = []
+def _hosts(
+    readings: Iterable[Reading], devices: Devices | None, first_ns: int, ticks: range
+) -> dict[str, dict[Domain, _Devices]]:
+    """Return each node's domains."""
+    hosts: dict[str, dict[Domain, _Devices]] = {}
+    for node, named in (devices or {}).items():
+        for device, domain in sorted(set(named)):
+            hosts.setdefault(node, {}).setdefault(domain, {})[device] = []
     for key, curve in sorted(curves(readings).items(), key=lambda item: directness(item[0][3])):
         node, device, _, source = key
         domain = curve.rows[0].domain
-        if node in expected and (device, domain) not in expected[node]:
+        if devices is not None and node in devices and (device, domain) not in devices[node]:
             continue
-        host = hosts.setdefault(node, _Host(node))
-        of_domain = host.domains.setdefault(domain, {})
+        of_domain = hosts.setdefault(node, {}).setdefault(domain, {})
         # Estimates come last: what of a domain is measured is not added to an estimate of all of it.
-        measured = any(several and several[0].source != ESTIMATE for several in of_domain.values())
+        measured = any(several and several[0][0] != ESTIMATE for several in of_domain.values())
         if source != ESTIMATE or not measured:
-            of_domain.setdefault(device, []).append(_Series(curve, source))
-    return [hosts[node] for node in sorted(hosts)]
+            of_domain.setdefault(device, []).append((source, list(_deltas(curve, first_ns, ticks, ticks.step))))
+    return {node: hosts[node] for node in sorted(hosts)}

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import Any, Final, cast
 
 from energymon.clock.monotonic import Clock
-from energymon.errors import ConfigError
+from energymon.errors import OptionError
 from energymon.reading import ESTIMATE
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import Gap, Record, Sampled, SampledBlock
-from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wraps
+from energymon.sensors.base import Missing, Part, Sensor, SensorChannel, SensorPoint, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
@@ -36,14 +36,14 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
 
     Returns 1 when nothing is measured, and when a part of the host was found and has no figure: it cannot be read, or
-    its counter may wrap between two ticks. Raises ConfigError for seconds below 0 or above an hour.
+    its counter may wrap between two ticks. Raises OptionError for seconds below 0 or above an hour.
     """
     if not 0 <= seconds <= _MAX_S:
-        raise ConfigError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
+        raise OptionError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
     _say("host", [f"{platform.node()}, {platform.system()} {platform.release()}, {os.cpu_count()} CPUs"])
     found = discover(config, interval_ns)
     try:
-        shown: list[Point] = []
+        shown: list[SensorPoint] = []
         lines: list[str] = []
         unknown: list[str] = []
         for sensor in found.sensors:
@@ -77,15 +77,15 @@ def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
         topic = ""
 
 
-def _poll(sensor: Sensor) -> tuple[list[Point], dict[Channel, float]]:
+def _poll(sensor: Sensor) -> tuple[list[SensorPoint], dict[SensorChannel, float]]:
     """Read a sensor again and again; return its last answer, and the median time between updates of its counters."""
     offset_ns = Clock().offset_ns
     deadline = time.monotonic() + _POLL_S
-    answers: list[list[Point]] = []
+    answers: list[list[SensorPoint]] = []
     while not answers or time.monotonic() < deadline:
         answers.append(sensor.decode(sensor.sample(), offset_ns))
         time.sleep(_POLL_STEP_S)
-    periods_ms: dict[Channel, float] = {}
+    periods_ms: dict[SensorChannel, float] = {}
     for series in zip(*answers, strict=True):
         seen = updates((point.t_ns, point.joules) for point in series)
         if seen is not None and series[0].channel.source.startswith("rapl"):
@@ -93,7 +93,7 @@ def _poll(sensor: Sensor) -> tuple[list[Point], dict[Channel, float]]:
     return answers[-1], periods_ms
 
 
-def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
+def _channel(point: SensorPoint, period_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
     channel = point.channel
     notes: list[str] = []
     if point.problem:
@@ -133,7 +133,7 @@ def _gap(gap: Missing) -> Iterator[str]:
     yield f"{'':<10} -> {gap.remedy}"
 
 
-def _failing(shown: Sequence[Point]) -> Iterator[str]:
+def _failing(shown: Sequence[SensorPoint]) -> Iterator[str]:
     """Yield the devices that no source brings joules of."""
     known = {point.channel[:2] for point in shown if point.joules is not None}
     for device, domain in dict.fromkeys(point.channel[:2] for point in shown):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
@@ -19,9 +16,9 @@ from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal, cast, get_args
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.analysis.tuples import stored_tuples
-from energymon.errors import ConfigError
-from energymon.reading import Reading
-from energymon.stores.base import Session, Store
+from energymon.errors import OptionError
+from energymon.reading import Reading, Session
+from energymon.store import SqliteStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,14 +55,11 @@ Format = Literal["parquet", "csv", "line"]
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
 
 _STDOUT: Final = "-"
-_DESCRIPTORS: Final = "/proc/self/fd"
 _AT_ONCE: Final = 50_000
-_LONGEST: Final = 255
-"""Bytes of a file's name."""
 
 
 def export(
-    store: Store,
+    store: SqliteStore,
     out: Path | str,
     format: Format | None = None,
     what: Literal["readings", "tuples"] = "readings",
@@ -76,36 +70,38 @@ def export(
 ) -> int:
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
-    A regular file appears when it is whole; a device, a FIFO or /dev/stdout is written as it comes, and "-" is stdout.
-    Without a format the suffix of the file names it. Lines are those that are sent to InfluxDB.
-    Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
+    The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Lines are those
+    that are sent to InfluxDB.
+    Raises OptionError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     if not str(out) or not Path(out).name:
-        raise ConfigError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
+        raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
         if format not in FORMATS:
-            raise ConfigError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
+            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
     columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
-    if format == "parquet":
-        if str(out) == _STDOUT:
-            raise ConfigError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
-        rows = _rows(store, what, start_ns, end_ns, node)
-        with _binary(Path(out)) as (file, regular):
-            if regular:
-                return _write_parquet(rows, file, columns)
-            # Parquet's writer asks for its position in the file, which a pipe does not have.
-            with tempfile.TemporaryFile() as whole:
-                count = _write_parquet(rows, whole, columns)
-                whole.seek(0)
-                shutil.copyfileobj(whole, file)
-                return count
-    with _text(out) as text:
+    lines = _reading_lines if what == "readings" else _tuple_lines
+
+    def write(file: IO[bytes]) -> int:
+        if format == "parquet":
+            return _write_parquet(_rows(store, what, start_ns, end_ns, node), file, columns)
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         if format == "csv":
-            return _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
-        lines = _reading_lines if what == "readings" else _tuple_lines
-        return _write_lines(lines(store, start_ns, end_ns, node), text)
+            count = _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
+        else:
+            count = _write_lines(lines(store, start_ns, end_ns, node), text)
+        text.detach()
+        return count
+
+    if str(out) != _STDOUT:
+        with _appearing(Path(out)) as file:
+            return write(file)
+    if format == "parquet":
+        raise OptionError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
+    sys.stdout.flush()
+    return write(sys.stdout.buffer)
 
 
 def save_readings(readings: Iterable[Reading], path: Path) -> None:
@@ -114,7 +110,7 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
         _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
 
 
-def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
+def _rows(store: SqliteStore, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
     if what == "tuples":
         return (
             tuple(getattr(found, name) for name in TUPLE_COLUMNS)
@@ -123,7 +119,9 @@ def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None)
     return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
 
 
-def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Session, list[Reading]]]:
+def _readings(
+    store: SqliteStore, start_ns: int, end_ns: int, node: str | None
+) -> Iterator[tuple[Session, list[Reading]]]:
     """Yield each reading once, by session and part of time, in order of its tick and then of its series."""
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
         for begin, stop in chunks(begins, ends, session.interval_ns):
@@ -131,7 +129,7 @@ def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Ite
             yield session, sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
 
 
-def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+def _reading_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
     from energymon.influx.lineprotocol import energy_prefix, reading_lines
 
     for session, readings in _readings(store, start_ns, end_ns, node):
@@ -143,7 +141,7 @@ def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -
         yield from reading_lines(rows, {number: prefix for prefix, number in ids.items()})
 
 
-def _tuple_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+def _tuple_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
     from energymon.influx.lineprotocol import run_of, tuple_line
 
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
@@ -194,61 +192,18 @@ def _type(column: str) -> pa.DataType:
 
 
 @contextmanager
-def _text(out: Path | str) -> Iterator[IO[str]]:
-    if str(out) == _STDOUT:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    with _binary(Path(out)) as (file, _), io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
-        yield text
-
-
-@contextmanager
-def _binary(out: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """Open `out` for writing; return also whether it is a regular file, which appears when it is whole.
-
-    Anything else is written through: a device, a FIFO, an open descriptor such as /dev/stdout. Links are followed.
-    """
+def _appearing(out: Path) -> Iterator[BinaryIO]:
+    """Give a file to write, which appears at `out` when it is whole."""
     try:
-        through = _through(out)
-        if through is None:
-            with _appearing(Path(os.path.realpath(out))) as partial, partial.open("wb") as file:
-                yield file, True
-        else:
-            with os.fdopen(through, "wb") as file:
-                yield file, False
-    except BrokenPipeError:
-        raise
+        if out.exists() and not out.is_file():
+            raise OptionError(f"{out}: is no regular file; expected one, or - for stdout")
+        partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+        try:
+            with partial.open("wb") as file:
+                yield file
+            partial.replace(out)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error
-
-
-def _through(out: Path) -> int | None:
-    """Return a descriptor of the file at `out`; None where a regular file is, or nothing yet."""
-    try:
-        mode = out.stat().st_mode
-    except FileNotFoundError:
-        return None
-    link = out
-    while link.is_symlink():
-        if os.path.realpath(link.parent) == os.path.realpath(_DESCRIPTORS):
-            # Opened by its name, a file that stdout is appended to would be cut.
-            return os.dup(int(link.name))
-        link = link.parent / link.readlink()
-    return None if stat.S_ISREG(mode) else os.open(out, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
-
-
-@contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """Give a path beside `out` to write to, and rename it when all is written."""
-    tail = f".{os.getpid()}.partial"
-    name = os.fsencode(f".{out.name}")[: _LONGEST - len(tail)].decode(errors="ignore")
-    partial = out.with_name(f"{name}{tail}")
-    try:
-        yield partial
-        if out.exists():
-            shutil.copymode(out, partial)
-        partial.replace(out)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        raise OptionError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from energymon.analysis.attribution import Component, add_up
+from energymon.analysis.attribution import EnergyComponent, add_up
 from energymon.analysis.integrate import Energy
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, Event
@@ -113,7 +113,7 @@ def _clock(window: WindowEnergy) -> str:
             return "clock offset unknown, taken as 0"
 
 
-def _components(components: Sequence[Component], *, net: bool) -> list[str]:
+def _components(components: Sequence[EnergyComponent], *, net: bool) -> list[str]:
     head = ["", "J", "± J", "edge", "clock", "interpolated", *(["idle J", "net J", "± J"] if net else []), "source"]
     rows = []
     for c in components:
@@ -142,7 +142,7 @@ def _series(window: WindowEnergy) -> list[str]:
     return _table([head, *rows])
 
 
-def _figures(of: Component | Energy) -> list[str]:
+def _figures(of: EnergyComponent | Energy) -> list[str]:
     return [
         _j(of.joules),
         _bound(of.error_j, of.joules),

@@ -28,8 +28,8 @@ def next_tick(utc_ns: int, interval_ns: int) -> int:
     return tick_at(utc_ns, interval_ns) + interval_ns
 
 
-def strewn_ns(tick_ns: int, within_ns: int) -> int:
-    """Return how long after a tick it is taken where ticks are strewn, 0 to `within_ns`, as ticker.c does.
+def dither_ns(tick_ns: int, within_ns: int) -> int:
+    """Return how long after a tick it is taken where ticks are dithered, 0 to `within_ns`, as ticker.c does.
 
     Random from tick to tick and the same for the same tick: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     """

@@ -36,7 +36,7 @@ class Offset:
         return controller_ns - self.offset_ns
 
 
-class Instant(NamedTuple):
+class WallInstant(NamedTuple):
     """An instant of a wall clock by the clock of the node's readings."""
 
     t_ns: int
@@ -46,7 +46,7 @@ class Instant(NamedTuple):
     """How often it was: 0, 1 or more."""
 
 
-class _Piece(NamedTuple):
+class _ClockSpan(NamedTuple):
     """A span of a node's time in which its wall clock was not set."""
 
     first_ns: int
@@ -55,7 +55,7 @@ class _Piece(NamedTuple):
     """The wall clock minus the node's, ns."""
 
 
-def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Instant:
+def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> WallInstant:
     """Return when a node's wall clock showed an instant, UTC ns, by the clock of its readings.
 
     An instant before `since_ns`, when the node's first agent started, does not count where there is another answer.
@@ -65,8 +65,8 @@ def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> In
     found = sorted({utc_ns - p.offset_ns for p in pieces if p.first_ns <= utc_ns - p.offset_ns < p.last_ns})
     found = [t_ns for t_ns in found if t_ns >= since_ns] or found
     if not found:
-        return Instant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
-    return Instant(found[0], len(found))
+        return WallInstant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
+    return WallInstant(found[0], len(found))
 
 
 def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
@@ -75,16 +75,16 @@ def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
     return node_ns + next(p.offset_ns for p in pieces if node_ns < p.last_ns)
 
 
-def _pieces(ordered: Iterable[ClockOffset]) -> list[_Piece]:
+def _pieces(ordered: Iterable[ClockOffset]) -> list[_ClockSpan]:
     """Return the spans of a node's time by the offset of its wall clock, in order.
 
     Where it is not known when within a span the clock was set, that span belongs to both offsets.
     """
-    found = [_Piece(-_FOREVER_NS, _FOREVER_NS, 0)]
+    found = [_ClockSpan(-_FOREVER_NS, _FOREVER_NS, 0)]
     for c in ordered:
         if c.peer == WALL and abs(c.offset_ns - found[-1].offset_ns) >= UNNOTICED_NS:
             found[-1] = found[-1]._replace(last_ns=c.t_ns)
-            found.append(_Piece(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
+            found.append(_ClockSpan(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
     return found
 
 

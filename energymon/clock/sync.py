@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from energymon.clock.monotonic import NS, Clock
 from energymon.clock.offsets import CONTROLLER
-from energymon.errors import ClockError, ConfigError
+from energymon.errors import ClockError, OptionError
 from energymon.reading import ClockOffset
 
 _REQUEST: Final = struct.Struct("!8s8s")
@@ -43,7 +43,7 @@ class Responder:
     def __init__(self, address: str, port: int = 0, *, clock: Callable[[], int] = time.time_ns) -> None:
         """Bind a UDP socket; port 0 takes a free one. Raises ClockError when that cannot be done."""
         if not address:
-            raise ConfigError("the clock's responder needs the address to listen on, 192.0.2.1 or ::1 for instance")
+            raise OptionError("the clock's responder needs the address to listen on, 192.0.2.1 or ::1 for instance")
         self._clock = clock
         family, where = _resolve(address, port, passive=True)
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
@@ -104,7 +104,7 @@ def measure(
 
     With t0 and t3 this clock's times of request and answer, and t1 and t2 the peer's, the offset is
     ((t1 - t0) + (t2 - t3)) / 2 and its error at most ((t3 - t0) - (t2 - t1)) / 2. `clock` returns this node's UTC
-    ns. Raises ConfigError for a peer that is no HOST:PORT, and ClockError when none of the requests was answered, or
+    ns. Raises OptionError for a peer that is no HOST:PORT, and ClockError when none of the requests was answered, or
     one with times that no clock shows.
     """
     now = clock or Clock().now_ns
@@ -192,7 +192,7 @@ def split_address(text: str) -> tuple[str, int | None] | None:
 def _split(peer: str) -> tuple[str, int]:
     host, port = split_address(peer) or ("", None)
     if not port:
-        raise ConfigError(
+        raise OptionError(
             f"{peer!r} is no clock: expected HOST:PORT, IPv6 in brackets, as `energymon clock --listen` printed it"
         )
     return host, port

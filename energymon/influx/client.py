@@ -6,11 +6,11 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from energymon.errors import EnergyError
 from energymon.influx.settings import InfluxSettings
+from joulefeed.closing import Closing
 
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
@@ -52,7 +52,7 @@ class PartialWriteError(EnergyError):
         """How many it has not stored, where it says."""
 
 
-class InfluxClient:
+class InfluxClient(Closing):
     """Posts lines through influxdb-client, one request a call."""
 
     def __init__(self, settings: InfluxSettings) -> None:
@@ -94,7 +94,7 @@ class InfluxClient:
             raise WriteRejected(unexpected(self.settings, "write", status, headers, body))
 
     def renew(self) -> None:
-        """Connect again the next time, with the token that its file holds by then; raises ConfigError."""
+        """Connect again the next time, with the token that its file holds by then; raises OptionError."""
         self.close()
         self.settings = self.settings.reread()
 
@@ -103,14 +103,6 @@ class InfluxClient:
         if self._client is not None:
             self._client.close()  # type: ignore[no-untyped-call]
             self._client = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def explain(settings: InfluxSettings, error: Exception) -> str:

@@ -6,15 +6,12 @@
 | ticks | node, session | missed, 0 or 1 | tick |
 | events | node, kind, n | message | its time |
 | sessions | node, session | interval_ns, description, end_ns and cpu_s when it has ended | start |
-| clocks | node, peer | offset_ns, error_ns, offset_s | when it was measured |
-| baselines | node, device, domain, source | end_ns, watts, error_w when there is one | start |
-| counters | node, device, domain, source | those of a CounterStart; wrap when there is one | tick |
 | tuples | node_id, run | cpu_energy, memory_energy, gpu_energy: J used since the tick before; see `tuple_line` | tick |
 | epochs | node_id, run, cell, loader | epoch, start_ns and end_ns, whole numbers; duration_s | start |
 
 Every number but those of `epochs` is a float field.
-What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
-a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
+What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time, a string, or a difference: a
+reading's `offset_ns` is its own time minus its tick's. The store alone has clock offsets, baselines and counters.
 The tag `n` counts the events of a node in one nanosecond, which would be one point without it. Line breaks and
 backslashes of a message are written as \\n, \\r and \\\\.
 """
@@ -32,22 +29,16 @@ from energymon.clock.monotonic import NS
 from energymon.reading import (
     ESTIMATE,
     INTERPOLATED,
-    Baseline,
-    ClockOffset,
-    CounterStart,
     Domain,
     EpochMark,
     Event,
+    Session,
 )
-from energymon.stores.base import Session
 
 ENERGY: Final = "energy"
 TICKS: Final = "ticks"
 EVENTS: Final = "events"
 SESSIONS: Final = "sessions"
-CLOCKS: Final = "clocks"
-BASELINES: Final = "baselines"
-COUNTERS: Final = "counters"
 TUPLES: Final = "tuples"
 EPOCHS: Final = "epochs"
 
@@ -121,21 +112,6 @@ def session_line(session: Session) -> str:
     return f"{line_prefix(SESSIONS, node=session.node, session=session.name)} {fields} {session.start_ns}"
 
 
-def clock_line(clock: ClockOffset) -> str:
-    """Return a clock offset's line."""
-    fields = f'offset_ns="{clock.offset_ns}",error_ns="{clock.error_ns}",offset_s={clock.offset_ns / NS!r}'
-    return f"{line_prefix(CLOCKS, node=clock.node, peer=clock.peer)} {fields} {clock.t_ns}"
-
-
-def baseline_line(baseline: Baseline) -> str:
-    """Return a baseline's line."""
-    prefix = line_prefix(
-        BASELINES, device=baseline.device, domain=baseline.domain, node=baseline.node, source=baseline.source
-    )
-    bound = "" if baseline.error_w is None else f",error_w={baseline.error_w!r}"
-    return f'{prefix} end_ns="{baseline.end_ns}",watts={baseline.watts!r}{bound} {baseline.start_ns}'
-
-
 def tuple_line(found: EnergyTuple, run: str) -> str:
     """Return an energy tuple's line: the joules of each domain that its node has used since the tick before.
 
@@ -172,17 +148,6 @@ def epoch_line(mark: EpochMark) -> str:
 def run_of(session: Session) -> str:
     """Return the run that a session's agent was started for, by default the session's own name."""
     return str(session.description.get("run") or session.name)
-
-
-def counter_line(start: CounterStart) -> str:
-    """Return the line of a counter that a series began with."""
-    prefix = line_prefix(COUNTERS, device=start.device, domain=start.domain, node=start.node, source=start.source)
-    wrap = "" if start.wrap is None else f',wrap="{start.wrap}"'
-    return (
-        f'{prefix} t_ns="{start.t_ns}",boot_ns="{start.boot_ns}",boot_id={field_text(start.boot_id)},'
-        f'joules={start.joules!r},raw="{start.raw}",unit_j={start.unit_j!r}{wrap},max_w={start.max_w!r},'
-        f"counter={field_text(start.counter)} {start.tick_ns}"
-    )
 
 
 def line_prefix(measurement: str, **tags: str) -> str:

@@ -1,13 +1,14 @@
-"""The sender: a process that empties an agent's SQLite store into an InfluxDB server, in order, losing nothing.
+"""The sender: a process that sends what an agent's SQLite store holds to an InfluxDB server, in order, losing nothing.
 
-`python -m energymon.sender --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
-TIMEOUT}. What the server has acknowledged leaves the outbox, everything else stays in the file, so that the sender can
-die at any moment: lines that are sent again write the same points. Prints a line of JSON at every change of its state.
+`python -m energymon send --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
+TIMEOUT}. The store notes what the server has acknowledged, so the sender can die at any moment: lines that are sent
+again write the same points. Prints a line of JSON at every change of its state.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import select
@@ -17,21 +18,21 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Final
 
-from energymon.errors import ConfigError, EnergyError, StoreError
+from energymon.errors import EnergyError, OptionError, StoreError
 from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
-from energymon.influx.spool import Batch, Spool
+from energymon.influx.cursor import BusyError, LineBatch, StoreCursor
+from energymon.influx.settings import InfluxSettings
 
+DRAIN_S: Final = 10.0
 _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
 _MAX_DELAY_S: Final = 30.0
-_DRAIN_S: Final = 10.0
-_PATIENCE_S: Final = 1.0
-_SLOWER: Final = 3.0
-"""After the end of its agent a sender waits so long for an answer, or so many times as long as the slowest one took."""
+_PATIENCE_S: Final = 2.0
+"""After the end of its agent a sender waits so long for an answer."""
 _TRIM_S: Final = 5.0
-_PROGRESS_S: Final = 2.0
 _TELL_S: Final = 60.0
 """How often lines that were set aside are reported at most."""
 _ISOLATING_POSTS: Final = 64
@@ -39,14 +40,39 @@ _ISOLATING_POSTS: Final = 64
 _NO_POINTS: Final = "# energymon"
 """A comment, which writes nothing and which every server takes."""
 
-_LEFT = 1
-_ERROR = 2
+_LEFT: Final = 1
+_ERROR: Final = 2
 
 
 def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float:
     """Return how long to wait after `failures` in a row: 0.5 s, doubled each time up to 30 s, the half of it drawn."""
     bound_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 10)))
     return bound_s * (0.5 + 0.5 * draw())
+
+
+def send(store: Path, *, until_eof: bool, drain_s: float = DRAIN_S, limit_bytes: int | None = None) -> int:
+    """Send a store to the server that the environment names.
+
+    Args:
+        store: File that an agent writes, or wrote.
+        until_eof: Whether to go on, while an agent writes, until stdin ends, and then to send the rest.
+        drain_s: How long to go on after the end of stdin while the server answers, or without it while nothing can be
+            sent, s; default 10.
+        limit_bytes: Size of the store near which sent readings are deleted, oldest first; default none.
+
+    Returns:
+        The exit status: 0 when all was sent, 1 when something stays in the store, 2 for an error, which is printed.
+    """
+    try:
+        settings = InfluxSettings.from_environment()
+        if warning := settings.warning():
+            print(f"energymon: {warning}", file=sys.stderr)
+        stop = StopListener(until_eof=until_eof)
+        with _open(store, stop, until_eof=until_eof) as cursor, InfluxClient(settings) as client:
+            return Sender(cursor, client, stop, until_eof=until_eof, drain_s=drain_s, limit_bytes=limit_bytes).run()
+    except (OptionError, StoreError) as error:
+        _say("refused", str(error), None)
+        return _ERROR
 
 
 class StopListener:
@@ -81,39 +107,33 @@ class StopListener:
 
 
 class Sender:
-    """Takes batches from a spool to a server until there is nothing left, or for as long as an agent writes."""
+    """Takes batches from a store to a server until there is nothing left, or for as long as an agent writes."""
 
     def __init__(
         self,
-        spool: Spool,
+        cursor: StoreCursor,
         client: InfluxClient,
         stop: StopListener,
-        say: Callable[[str, str, int | None], None],
         *,
         until_eof: bool,
         drain_s: float,
-        limit_bytes: int | None = None,
+        limit_bytes: int | None,
     ) -> None:
-        """`say` takes a state, a message and how many readings are unsent."""
-        self._spool, self._client, self._stop, self._say = spool, client, stop, say
+        """Take the store, the server and what ends the sender; the rest as for `send`."""
+        self._cursor, self._client, self._stop = cursor, client, stop
         self._until_eof, self._drain_s, self._limit_bytes = until_eof, drain_s, limit_bytes
         self._state = ("", "")
         self._failures = 0
         self._max_lines = sys.maxsize
-        self._aside = 0
-        self._aside_reason = ""
+        self._aside: tuple[int, str] = (0, "")
         self._aside_due_s = 0.0
         self._trim_due_s = 0.0
         self._full = False
-        self._sending: Batch | None = None
-        self._ahead: Batch | None = None
+        self._ahead: LineBatch | None = None
         """What comes after the batch that is being sent."""
-        self._progress_due_s = time.monotonic() + _PROGRESS_S
         self._deadline_s: float | None = None
+        """When to end though there may be something left; None while an agent writes."""
         self._last_s = float("inf")
-        self._slowest_s = 0.0
-        self.sent = 0
-        """Lines that the server has taken."""
 
     def run(self) -> int:
         """Send until it is stopped; return 0 when nothing is left, 1 otherwise."""
@@ -121,7 +141,7 @@ class Sender:
         while not self._over():
             try:
                 self._trim()
-                batch, self._ahead = self._ahead or self._spool.next_batch(last=self._last), None
+                batch, self._ahead = self._ahead or self._cursor.next_batch(last=self._last), None
             except StoreError as error:
                 self._wait(self._failed("waiting", error))
                 continue
@@ -132,7 +152,17 @@ class Sender:
             else:
                 self._wait(_POLL_S)
         self._tell_aside(last=True)
-        return self._leave()
+        unsent = self._unsent()
+        if self._cursor.next_batch(last=self._last) is None:
+            _say("drained", f"{self._client.settings} has all of {self._cursor.path}", unsent)
+            return 0
+        state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")
+        message = (
+            f"{reason}; {unsent} readings stay in {self._cursor.path}, and are sent by the next agent that writes it, "
+            f"or by: python -m energymon send --store {self._cursor.path}"
+        )
+        _say(state, message, unsent)
+        return _LEFT
 
     @property
     def _last(self) -> bool:
@@ -145,26 +175,24 @@ class Sender:
         late = self._deadline_s is not None and time.monotonic() >= self._deadline_s
         return self._stop.killed or given_up or late
 
-    def _send(self, batch: Batch) -> float:
+    def _send(self, batch: LineBatch) -> float:
         """Send a batch; return how many seconds to wait before the next one."""
-        self._sending = batch
         try:
             at = 0
             while at < len(batch.lines):
-                at += self._post(batch.lines[at : at + self._max_lines])
-            self._spool.acknowledge(batch)
+                at += self._post(batch.lines[at : at + self._max_lines], batch)
+            self._cursor.acknowledge(batch)
         except (ServerUnavailable, StoreError) as error:
             after_s = error.retry_after_s if isinstance(error, ServerUnavailable) else None
             return max(self._failed("waiting", error), after_s or 0.0)
         except WriteRejected as error:
             # The token's file may have a better one by now. Without one the old token goes on being refused.
-            with contextlib.suppress(ConfigError):
+            with contextlib.suppress(OptionError):
                 self._client.renew()
             return self._failed("refused", error)
         self._failures = 0
         self._enter("sending", str(self._client.settings))
         self._tell_aside()
-        self._tell_progress()
         if self._deadline_s is not None:
             self._extend()
         return 0.0
@@ -175,41 +203,37 @@ class Sender:
         self._enter(state, str(error))
         return backoff_s(self._failures)
 
-    def _post(self, lines: list[str]) -> int:
-        """Send lines, or set those aside that cannot be; return how many are done with."""
+    def _post(self, lines: list[str], batch: LineBatch) -> int:
+        """Send lines of a batch, or set those aside that cannot be; return how many are done with."""
         try:
-            self._deliver(lines)
+            self._deliver(lines, batch)
         except RequestTooLarge as error:
-            if len(lines) == 1:
-                self._set_aside(lines, str(error))
-                return 1
-            self._max_lines = len(lines) // 2
-            return 0
+            if len(lines) > 1:
+                self._max_lines = len(lines) // 2
+                return 0
+            self._set_aside(lines, str(error))
         except PartialWriteError as error:
             self._isolate(lines, error)
-        self.sent += len(lines)
         return len(lines)
 
-    def _deliver(self, lines: list[str]) -> None:
+    def _deliver(self, lines: list[str], batch: LineBatch | None = None) -> None:
         """Post lines; the deadline ends the wait for the answer: lines that are sent again are the same points."""
         began_s = time.monotonic()
         answer: Future[None] = Future()
         answer.add_done_callback(lambda _: self._stop.wake())
         threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
-        if self._ahead is None and self._failures == 0:
+        if batch is not None and self._ahead is None and self._failures == 0:
             # Made while the server works; what follows a batch that fails is read again.
-            self._ahead = self._spool.next_batch(last=self._last, after=self._sending)
+            self._ahead = self._cursor.next_batch(last=self._last, after=batch)
         while not answer.done():
             # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.
             due_s = self._deadline_s if self._until_eof and self._deadline_s is not None else float("inf")
             self._stop.wait(min(_POLL_S, due_s - time.monotonic()))
             self._check_stop()
             if (self._stop.killed or time.monotonic() >= due_s) and not answer.done():
-                raise ServerUnavailable(
-                    f"{self._client.settings.url} gave no answer within {time.monotonic() - began_s:.1f} s"
-                )
+                waited_s = time.monotonic() - began_s
+                raise ServerUnavailable(f"{self._client.settings.url} gave no answer within {waited_s:.1f} s")
         answer.result()
-        self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
 
     def _isolate(self, lines: list[str], error: PartialWriteError) -> None:
         """Find the lines that the server does not take, by halves, and set them aside; the others are sent."""
@@ -236,45 +260,39 @@ class Sender:
             try:
                 self._deliver([_NO_POINTS])
             except PartialWriteError as every:
-                raise WriteRejected(
-                    f"{self._client.settings} takes no request at all: {every}; is it InfluxDB?"
-                ) from every
+                message = f"{self._client.settings} takes no request at all: {every}; is it InfluxDB?"
+                raise WriteRejected(message) from every
         for some, reason in bad:
             self._set_aside(some, reason)
 
     def _set_aside(self, lines: list[str], reason: str) -> None:
-        self._spool.set_aside(lines, reason)
-        self._aside += len(lines)
-        self._aside_reason = reason
+        self._cursor.set_aside(lines, reason)
+        self._aside = (self._aside[0] + len(lines), reason)
 
     def _tell_aside(self, *, last: bool = False) -> None:
-        if self._aside and (last or time.monotonic() >= self._aside_due_s):
+        count, reason = self._aside
+        if count and (last or time.monotonic() >= self._aside_due_s):
             self._aside_due_s = time.monotonic() + _TELL_S
+            self._aside = (0, "")
             message = (
-                f"{self._client.settings} will not take {self._aside} points, the last of them because: "
-                f"{self._aside_reason}; they are kept in the table `rejected` of {self._spool.path}"
+                f"{self._client.settings} will not take {count} points, the last of them because: {reason}; they are "
+                f"kept in the table `rejected` of {self._cursor.path}"
             )
-            self._aside = 0
-            self._say("set-aside", message, self._unsent())
+            _say("set-aside", message, self._unsent())
 
     def _trim(self) -> None:
+        """Delete what the server has where the store nears its limit; say once that there is little of that."""
         if self._limit_bytes is None or time.monotonic() < self._trim_due_s:
             return
         self._trim_due_s = time.monotonic() + _TRIM_S
-        full = not self._spool.trim(self._limit_bytes)
+        full = not self._cursor.trim(self._limit_bytes)
         if full and not self._full:
             message = (
-                f"{self._spool.path} has reached its limit of {self._limit_bytes / 1e6:.0f} MB and holds little that "
+                f"{self._cursor.path} has reached its limit of {self._limit_bytes / 1e6:.0f} MB and holds little that "
                 f"was sent; bring {self._client.settings} back, or raise --spool-limit-mb"
             )
-            self._say("refused", message, self._unsent())
+            _say("refused", message, self._unsent())
         self._full = full
-
-    def _tell_progress(self) -> None:
-        """Show the user who drains a store by hand that it goes on."""
-        if not self._until_eof and time.monotonic() >= self._progress_due_s:
-            self._progress_due_s = time.monotonic() + _PROGRESS_S
-            print(f"energymon: {self.sent} points sent, {self._unsent()} readings to go", file=sys.stderr)
 
     def _enter(self, state: str, message: str) -> None:
         """Report a change of state, once; the last one is reported at the end, with what to do."""
@@ -283,21 +301,8 @@ class Sender:
             if self._over():
                 return
             unsent = self._unsent()
-            kept = f"; {unsent} readings are kept in {self._spool.path} and sent later" if state != "sending" else ""
-            self._say(state, message + kept, unsent)
-
-    def _leave(self) -> int:
-        unsent = self._unsent()
-        if self._spool.next_batch(last=self._last) is None:
-            self._say("drained", f"{self._client.settings} has all of {self._spool.path}", unsent)
-            return 0
-        state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")
-        message = (
-            f"{reason}; {unsent} readings stay in {self._spool.path}, and are sent by the next agent that writes it, "
-            f"or by: python -m energymon.sender --store {self._spool.path}"
-        )
-        self._say(state, message, unsent)
-        return _LEFT
+            kept = f"; {unsent} readings are kept in {self._cursor.path} and sent later" if state != "sending" else ""
+            _say(state, message + kept, unsent)
 
     def _wait(self, delay_s: float) -> None:
         """Wait, not beyond the deadline, and hear what there is to hear even when there is nothing to wait for."""
@@ -314,20 +319,20 @@ class Sender:
 
     def _check_stop(self) -> None:
         """Set the time to end by once the agent has ended, or from the start where there is none."""
-        if self._deadline_s is None and (self._stop.eof or not self._until_eof):
+        if self._deadline_s is None and self._last:
             if self._until_eof:
                 self._last_s = time.monotonic() + self._drain_s
             self._extend()
 
     def _extend(self) -> None:
         """Go on for a while: nobody waits for long on a server that is away, and unsent readings stay in the store."""
-        patience_s = max(_PATIENCE_S, _SLOWER * self._slowest_s) if self._until_eof else self._drain_s
+        patience_s = _PATIENCE_S if self._until_eof else self._drain_s
         self._deadline_s = min(self._last_s, time.monotonic() + patience_s)
 
     def _unsent(self) -> int | None:
         """Return how many readings are unsent, or None when the store does not answer."""
         try:
-            return self._spool.unsent()
+            return self._cursor.unsent()
         except StoreError:
             return None
 
@@ -340,3 +345,26 @@ def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> Non
         answer.set_exception(error)
     else:
         answer.set_result(None)
+
+
+def _open(store: Path, stop: StopListener, *, until_eof: bool) -> StoreCursor:
+    """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
+    is_reported = False
+    while True:
+        try:
+            return StoreCursor(store)
+        except BusyError as error:
+            if not until_eof or stop.eof or stop.killed:
+                raise
+            if not is_reported:
+                _say("waiting", str(error), None)
+                is_reported = True
+        stop.wait(_POLL_S)
+
+
+def _say(state: str, message: str, unsent: int | None) -> None:
+    line = json.dumps({"state": state, "message": message, "unsent": unsent}) + "\n"
+    # The agent may be gone; unsent readings stay in the store all the same. Nothing may be left in a buffer,
+    # which would be written, and fail, at the end.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line.encode())

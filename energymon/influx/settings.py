@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from energymon.errors import ConfigError
+from energymon.errors import OptionError
 
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
@@ -42,18 +42,18 @@ class InfluxSettings:
         """Return what INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,TIMEOUT} say; `url` wins over theirs.
 
         The names are influxdb-client's, but for BUCKET and TOKEN_FILE; a token file wins over a token, TIMEOUT is
-        in ms. Raises ConfigError, which never shows the token.
+        in ms. Raises OptionError, which never shows the token.
         """
         url = _checked_url(url or environment.get("INFLUXDB_V2_URL", ""))
         bucket = environment.get("INFLUXDB_V2_BUCKET", "")
         if not bucket:
-            raise ConfigError("INFLUXDB_V2_BUCKET is not set: expected the bucket that the readings go to")
+            raise OptionError("INFLUXDB_V2_BUCKET is not set: expected the bucket that the readings go to")
         ca = environment.get("INFLUXDB_V2_SSL_CA_CERT")
         if ca and not Path(ca).is_file():
-            raise ConfigError(f"INFLUXDB_V2_SSL_CA_CERT={ca}: there is no such file; expected certificates, PEM")
+            raise OptionError(f"INFLUXDB_V2_SSL_CA_CERT={ca}: there is no such file; expected certificates, PEM")
         timeout = environment.get("INFLUXDB_V2_TIMEOUT") or str(_TIMEOUT_MS)
         if not timeout.isdecimal() or not int(timeout):
-            raise ConfigError(f"INFLUXDB_V2_TIMEOUT={timeout!r}: expected a whole number of ms")
+            raise OptionError(f"INFLUXDB_V2_TIMEOUT={timeout!r}: expected a whole number of ms")
         file = environment.get("INFLUXDB_V2_TOKEN_FILE")
         settings = cls(
             url=url,
@@ -67,7 +67,7 @@ class InfluxSettings:
         return settings.reread()
 
     def reread(self) -> InfluxSettings:
-        """Return the same with the token that its file holds now; raises ConfigError."""
+        """Return the same with the token that its file holds now; raises OptionError."""
         if self.token_file is None:
             return self
         name = f"INFLUXDB_V2_TOKEN_FILE={self.token_file}"
@@ -75,7 +75,7 @@ class InfluxSettings:
             token = self.token_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "is not text"
-            raise ConfigError(f"{name}: cannot be read: {reason}; expected a file that holds the token") from None
+            raise OptionError(f"{name}: cannot be read: {reason}; expected a file that holds the token") from None
         return replace(self, token=_checked_token(token.strip(), name))
 
     def warning(self) -> str | None:
@@ -107,27 +107,27 @@ class InfluxSettings:
 
 def _checked_url(url: str) -> str:
     if not url:
-        raise ConfigError("INFLUXDB_V2_URL is not set: expected the server's address, http://HOST:8086")
+        raise OptionError("INFLUXDB_V2_URL is not set: expected the server's address, http://HOST:8086")
     try:
         parts = urlsplit(url)
         port_ok = parts.port != 0
     except ValueError:
-        raise ConfigError("the InfluxDB URL cannot be read: expected http[s]://HOST:PORT") from None
+        raise OptionError("the InfluxDB URL cannot be read: expected http[s]://HOST:PORT") from None
     if parts.username is not None or parts.password is not None:
         # Not shown: it holds a password.
-        raise ConfigError(
+        raise OptionError(
             "the InfluxDB URL holds a user or a password, which logs would show; "
             "put the token into INFLUXDB_V2_TOKEN or a file named by INFLUXDB_V2_TOKEN_FILE"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_ok or parts.query or parts.fragment:
-        raise ConfigError(f"InfluxDB URL {url!r}: expected http[s]://HOST:PORT and nothing behind it but a path")
+        raise OptionError(f"InfluxDB URL {url!r}: expected http[s]://HOST:PORT and nothing behind it but a path")
     return url.rstrip("/")
 
 
 def _checked_token(token: str, name: str) -> str:
     # The HTTP client would show a header that it cannot send.
     if not token:
-        raise ConfigError(f"{name} holds no token; expected one that may read or write the bucket")
+        raise OptionError(f"{name} holds no token; expected one that may read or write the bucket")
     if not (token.isascii() and token.isprintable() and " " not in token):
-        raise ConfigError(f"{name} holds no token: expected printable ASCII without spaces, and no line breaks")
+        raise OptionError(f"{name} holds no token: expected printable ASCII without spaces, and no line breaks")
     return token

@@ -38,6 +38,17 @@ def socket_path(store: Path) -> Path:
     return real.with_name(f"{real.name}-edge")
 
 
+def is_abandoned(store: Path) -> bool:
+    """Return whether the agent that wrote `store` was killed: its socket is there, and nobody listens."""
+    try:
+        Asker(store).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:
     """Return how long after an edge, ns, counters with these lags are read again, in order."""
     within = {round(lag_s * NS) for lag_s in lags_s if 0 < lag_s <= _LONGEST_S}
@@ -45,7 +56,7 @@ def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted({0, *(lag_ns * step // _STEPS for lag_ns in within for step in range(1, _STEPS + 2))}))
 
 
-class Listener:
+class EdgeListener:
     """The agent's end. Its methods may be called from any thread, `serve` from one at a time."""
 
     def __init__(self, path: Path) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
-from energymon.sampling.edges import Listener
+from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
+from energymon.sampling.edges import EdgeListener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
@@ -89,9 +89,9 @@ class Monitor:
         clock: Clock | None = None,
         after_ns: int = 0,
         linger_ns: int = 0,
-        edges: Listener | None = None,
+        edges: EdgeListener | None = None,
         follow_ups_ns: Sequence[int] = (),
-        strewn_ns: int = 0,
+        dither_ns: int = 0,
         on_edge: Callable[[], None] = lambda: None,
     ) -> None:
         """Take what to sample and where the records go; nothing starts yet.
@@ -104,14 +104,14 @@ class Monitor:
             clock: The clock of the ticks; default a new one.
             after_ns: No tick is taken up to this instant, UTC ns; default 0.
             linger_ns: Ticks go on for so long after `stop`, for values that come late, ns; default 0.
-            edges: Listener for programs that want a reading at once; default none.
+            edges: EdgeListener for programs that want a reading at once; default none.
             follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
-            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
+            dither_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
                 counts, a load that repeats in step with the ticks is then seen at all of its moments.
             on_edge: Called after each reading for a program that wants one; default nothing.
         """
         self._on_edge = on_edge
-        self._strewn_ns = strewn_ns
+        self._dither_ns = dither_ns
         self._edges = edges
         self._follow_ups_ns = follow_ups_ns
         self._follow: list[int] = []
@@ -131,8 +131,6 @@ class Monitor:
         self.sampler = f"Python: {library}" if isinstance(library, str) else "compiled, Python where a tick is unusual"
         """Who takes the ticks, and why."""
         self._stopping = False
-        self._stop = threading.Lock()
-        self._stop.acquire()
         self._threads: list[threading.Thread] = []
         self._keeping: threading.Thread | None = None
         self._quick: list[int] = []
@@ -182,7 +180,6 @@ class Monitor:
             self._stopping = True
             if self._ticker is not None:
                 self._ticker.stop(self._last_ns)
-        self._stop.release()
         if self._edges is not None:
             self._edges.wake()
         patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
@@ -269,7 +266,7 @@ class Monitor:
                 reason, awaited = self._let_run(keeper, awaited)
                 if reason is Reason.STOPPED or keeper != self._keeper:
                     return
-            due = awaited + strewn_ns(awaited, self._strewn_ns)
+            due = awaited + dither_ns(awaited, self._dither_ns)
             if not self._wait(keeper, due):
                 return
             stopping = self._stopping and awaited >= self._last_ns
@@ -298,23 +295,11 @@ class Monitor:
         return quiet and due_ns >= self._mended_ns
 
     def _wait(self, keeper: int, awaited_ns: int) -> bool:
-        """Wait until the tick; return False when this thread is to end before it."""
-        if self._edges is not None:
-            return self._serve(self._edges, keeper, awaited_ns)
-        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
-        if wait_ns > _LAST_TICK_NS and self._stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
-            return False
-        # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
-        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
-        if wait_ns > 0:
-            time.sleep(wait_ns / NS)
-        return True
-
-    def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
         """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
 
         Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
         """
+        edges = self._edges
         while True:
             now_ns = time.monotonic_ns()
             wait_ns = awaited_ns - self._clock.offset_ns - now_ns
@@ -322,7 +307,7 @@ class Monitor:
                 return False
             if wait_ns <= 0:
                 return True
-            if edges.serve():
+            if edges is not None and edges.serve():
                 self._follow = sorted({*self._follow, *(now_ns + after_ns for after_ns in self._follow_ups_ns)})
                 self._answers = True
                 if not self._take_between(keeper, awaited_ns):
@@ -335,7 +320,11 @@ class Monitor:
                 return True
             else:
                 due_ns = min(wait_ns, self._follow[0] - now_ns) if self._follow else wait_ns
-                select.select([edges], [], [], max(0.0, due_ns / NS))
+                if edges is None:
+                    # A stop is seen at the end of each sleep.
+                    time.sleep(max(0, min(due_ns, _LAST_TICK_NS)) / NS)
+                else:
+                    select.select([edges], [], [], max(0.0, due_ns / NS))
 
     def _take_between(self, keeper: int, awaited_ns: int) -> bool:
         """Sample between two ticks; return False when another thread keeps the time by now."""
@@ -396,7 +385,7 @@ class Monitor:
                 wall_ns=wall_ns,
                 readings=self._readings,
                 slow_ns=_SLOW_NS,
-                strewn_ns=self._strewn_ns,
+                dither_ns=self._dither_ns,
                 wake_fd=-1 if self._edges is None else self._edges.fileno(),
             )
             self._kept = (key, ticker)

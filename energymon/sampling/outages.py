@@ -9,7 +9,7 @@ from typing import Final
 from energymon.clock.monotonic import NS
 from energymon.reading import START, Event
 from energymon.sampling.punctuality import Missed
-from energymon.sensors.base import Channel, Point, Sensor, wrapping, wraps
+from energymon.sensors.base import Sensor, SensorChannel, SensorPoint, wrapping, wraps
 
 _QUIET_NS: Final = 10 * NS
 """A channel that comes and goes is reported this often at most."""
@@ -21,9 +21,9 @@ class Outages:
     def __init__(self, sensors: Sequence[Sensor], interval_ns: int, report: Callable[[int, str, str], Event]) -> None:
         """Take the sensors, the time between two ticks, and what makes an event of its time, kind and message."""
         self._sensors, self._interval_ns, self._report = sensors, interval_ns, report
-        self.lost_ns: dict[Channel, int] = {}
+        self.lost_ns: dict[SensorChannel, int] = {}
         """Channels that are lost, and since when, UTC ns."""
-        self._reported_ns: dict[tuple[Channel, str], int] = {}
+        self._reported_ns: dict[tuple[SensorChannel, str], int] = {}
         self._unseen = Missed()
         self._slow = [Missed() for _ in sensors]
         self._slowest_ns = [0] * len(sensors)
@@ -43,7 +43,7 @@ class Outages:
         """Note that a sensor's answer for an earlier tick took `late_ns`."""
         self._slowest_ns[index] = max(self._slowest_ns[index], late_ns)
 
-    def watch(self, point: Point, *, is_new: bool) -> Iterator[Event]:
+    def watch(self, point: SensorPoint, *, is_new: bool) -> Iterator[Event]:
         """Yield the events of a channel that is lost, comes back, or whose series starts again."""
         channel = point.channel
         name = f"{channel.device} {channel.domain} ({channel.source})"
@@ -80,7 +80,7 @@ class Outages:
                 message += f"{interval_ns / 1e6:g} ms{took}; it is read less often, and short windows are less exact"
                 yield self._report(portion.first_ns, "sensor-slow", message)
 
-    def _is_due(self, channel: Channel, what: str, t_ns: int) -> bool:
+    def _is_due(self, channel: SensorChannel, what: str, t_ns: int) -> bool:
         if t_ns - self._reported_ns.get((channel, what), 0) < _QUIET_NS:
             return False
         self._reported_ns[channel, what] = t_ns

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from energymon.ticker.ticker import Block, Raw, Taken
+from energymon.ticker.ticker import Raw, Taken, TickBlock
 
 
 class Sampled(NamedTuple):
@@ -38,7 +38,7 @@ class SampledBlock(NamedTuple):
     """What the monotonic clock lacked to UTC."""
     sensors: Sequence[int]
     """The place of each group's sensor in the monitor's list."""
-    block: Block
+    block: TickBlock
     ahead_ns: int = 0
     """As in Sampled."""
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
 
 from energymon.clock.monotonic import NS, Clock, boot_id
@@ -18,8 +17,8 @@ from energymon.reading import START, ClockOffset, CounterStart, Event, News, Tic
 from energymon.sampling.outages import Outages
 from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
-from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor
-from energymon.stores.sqlite import Row, Series, SqliteStore
+from energymon.sensors.base import RawCounter, Sensor, SensorChannel, SensorPoint
+from energymon.store import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
     from energymon.sampling.monitor import Monitor
@@ -40,7 +39,7 @@ _FULL_NS: Final = 10 * NS
 
 
 @dataclass(slots=True)
-class _Batch:
+class _TickRows:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
     rows: list[Row] = field(default_factory=list)
@@ -53,7 +52,7 @@ class _Batch:
         return not self.news and not any(row[4] == START for row in self.rows)
 
 
-class Writer:
+class StoreWriter:
     """Takes records on any thread, decodes and commits them on its own.
 
     It asks the source that it follows for ticks that have not come by themselves.
@@ -110,14 +109,14 @@ class Writer:
         self._stopping = False
         self._hastened = False
         self._committed_ns = 0
-        self._backlog: list[_Batch] = []
+        self._backlog: list[_TickRows] = []
         self._refused: StoreError | None = None
         self._retry_s = 0.0
         self._full = False
         self._size_due_ns = 0
         self._kept_ns = 0
         self.jitter = Jitter()
-        self._series: dict[Channel, Series] = {}
+        self._series: dict[SensorChannel, Series] = {}
         self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -180,16 +179,19 @@ class Writer:
                     source.unstick()
                 while self._queue:
                     record = self._queue.popleft()
-                    self._backlog += self._block(record) if isinstance(record, SampledBlock) else [self._batch(record)]
+                    if isinstance(record, SampledBlock):
+                        self._backlog += map(self._tick, record.ticks())
+                    else:
+                        self._backlog.append(self._batch(record))
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
-                self._backlog += [_Batch(news=[event]) for event in self._outages.missed(last=stopping)]
+                self._backlog += [_TickRows(news=[event]) for event in self._outages.missed(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _Batch:
+    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _TickRows:
         match record:
             case Sampled():
                 return self._tick(record)
@@ -198,42 +200,43 @@ class Writer:
             case ClockStep():
                 message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
                 wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
-                return _Batch(news=[self._event(record.t_ns, "clock-step", message), wall])
+                return _TickRows(news=[self._event(record.t_ns, "clock-step", message), wall])
             case Event():
                 self._on_event(record)
-        return _Batch(news=[record])
+        return _TickRows(news=[record])
 
-    def _tick(self, record: Sampled) -> _Batch:
-        batch = _Batch()
-        whole = record.whole
+    def _tick(self, record: Sampled) -> _TickRows:
+        batch = _TickRows()
+        rows, known, lost = batch.rows, self._series, self._outages.lost_ns
+        whole, tick_ns, ahead_ns = record.whole, record.tick_ns, record.ahead_ns
         for index, raw in record.samples:
             for decoded in self._sensors[index].decode(raw, record.offset_ns):
-                point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
-                channel = point.channel
-                if point.joules is None or point.flags or channel in self._outages.lost_ns:
-                    batch.news += self._outages.watch(point, is_new=channel not in self._series)
-                if point.joules is None:
+                point = decoded._replace(t_ns=decoded.t_ns + ahead_ns) if ahead_ns else decoded
+                channel, t_ns, joules, flags, _, early_ns, late_ns, counter = point
+                if joules is None or flags or channel in lost:
+                    batch.news += self._outages.watch(point, is_new=channel not in known)
+                if joules is None:
                     self._problem = True
                     whole = False
                     continue
-                series = self._series_of(channel)
-                if point.counter is not None:
-                    batch.news.append(self._counter(record.tick_ns, point, point.joules, point.counter))
-                batch.rows.append(
-                    (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
-                )
+                series = known.get(channel)
+                if series is None:
+                    series = known[channel] = (self._node, channel.device, channel.domain, channel.source)
+                if counter is not None:
+                    batch.news.append(self._counter(tick_ns, point, joules, counter))
+                rows.append((tick_ns, series, t_ns, joules, flags, early_ns, late_ns))
             if record.late:
                 self._outages.answered_late(index, record.end_ns - record.start_ns)
         if not record.late:
             if not record.whole:
-                self._outages.miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
+                self._outages.miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, tick_ns)
             if record.samples:
-                late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
+                late_ns = record.start_ns + record.offset_ns + ahead_ns - tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
-            batch.ticks.append(Ticks(record.tick_ns, self._node, not whole, 1, self._interval_ns))
+            batch.ticks.append(Ticks(tick_ns, self._node, not whole, 1, self._interval_ns))
         return batch
 
-    def _counter(self, tick_ns: int, point: Point, joules: float, shown: RawCounter) -> CounterStart:
+    def _counter(self, tick_ns: int, point: SensorPoint, joules: float, shown: RawCounter) -> CounterStart:
         return CounterStart(
             self._node,
             *point.channel,
@@ -249,54 +252,11 @@ class Writer:
             shown.counter,
         )
 
-    def _block(self, record: SampledBlock) -> list[_Batch]:
-        """Decode what compiled code took, a channel at a time where nothing about it is unusual."""
-        if self._outages.lost_ns or self._full or self._refused is not None:
-            return [self._tick(sampled) for sampled in record.ticks()]
-        ticks_ns, groups = record.block.columns()
-        columns: list[Column] = []
-        rest: list[int] = []
-        for place, (index, answers) in enumerate(zip(record.sensors, groups, strict=True)):
-            decoded = self._sensors[index].decode_many(answers, record.offset_ns)
-            if decoded is None:
-                rest.append(place)
-            else:
-                columns += decoded
-        series = (
-            zip(
-                ticks_ns,
-                repeat(self._series_of(column.channel)),
-                [t_ns + record.ahead_ns for t_ns in column.t_ns] if record.ahead_ns else column.t_ns,
-                column.joules,
-                repeat(""),
-                column.early_ns,
-                column.late_ns,
-                # Only an endless repeat has no length.
-                strict=False,
-            )
-            for column in columns
-        )
-        # Tick by tick, for that is how they lie in the store.
-        rows = list(chain.from_iterable(zip(*series, strict=True)))
-        if rest:
-            one_by_one = [self._tick(_part(sampled, rest)) for sampled in record.ticks()]
-            return [_Batch(rows), *one_by_one]
-        to_tick_ns = record.offset_ns + record.ahead_ns
-        for tick_ns, start_ns, end_ns in zip(ticks_ns, groups[0][0].before_ns, groups[-1][-1].after_ns, strict=True):
-            self.jitter.add(start_ns + to_tick_ns - tick_ns, end_ns - start_ns)
-        return [_Batch(rows, [Ticks(ticks_ns[0], self._node, False, len(ticks_ns), self._interval_ns)])]
-
-    def _series_of(self, channel: Channel) -> Series:
-        series = self._series.get(channel)
-        if series is None:
-            series = self._series[channel] = (self._node, channel.device, channel.domain, channel.source)
-        return series
-
-    def _gap(self, gap: Gap) -> _Batch:
+    def _gap(self, gap: Gap) -> _TickRows:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
         self._outages.pass_unseen(gap.first_ns, count)
-        return _Batch(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
+        return _TickRows(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -311,11 +271,11 @@ class Writer:
         if self._refused is not None:
             # Reported in the very transaction that makes it true.
             back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            self._backlog.append(_Batch(news=[back]))
+            self._backlog.append(_TickRows(news=[back]))
         try:
             if (before := self._store.follow()) is not None:
                 message = f"{before}: was moved to {self._store.path}, and readings go there"
-                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-moved", message)]))
+                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
             self._append()
         except StoreError as error:
@@ -325,7 +285,7 @@ class Writer:
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-failed", message)]))
+                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
         if back is not None:
@@ -360,7 +320,7 @@ class Writer:
                     else ("spool-room", "there is room again; every tick is kept")
                 )
                 event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
-                self._backlog.append(_Batch(news=[event]))
+                self._backlog.append(_TickRows(news=[event]))
         if self._full:
             keep = now_ns - self._kept_ns >= _FULL_NS
             whole = [batch for batch in self._backlog if not batch.may_be_given_up]
@@ -373,8 +333,3 @@ class Writer:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
-
-
-def _part(sampled: Sampled, places: Sequence[int]) -> Sampled:
-    """Return what some of the sensors brought."""
-    return sampled._replace(samples=[sampled.samples[place] for place in places])

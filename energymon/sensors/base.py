@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
 from energymon.reading import Domain
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.ticker.ticker import Operation, Raw
 
 CLOSED: Final = -1
 """Stands for a descriptor that is closed."""
@@ -17,7 +16,7 @@ Part = tuple[str, Domain]
 """A device and the domain whose joules are the sum over such devices."""
 
 
-class Channel(NamedTuple):
+class SensorChannel(NamedTuple):
     """One series of a sensor, before it has a node."""
 
     device: str
@@ -35,10 +34,10 @@ class RawCounter(NamedTuple):
     counter: str
 
 
-class Point(NamedTuple):
-    """One channel's answer at one tick; a named tuple like Channel, for a dataclass costs three times as much."""
+class SensorPoint(NamedTuple):
+    """One channel's answer at one tick; a named tuple like SensorChannel, for a dataclass costs three times as much."""
 
-    channel: Channel
+    channel: SensorChannel
     t_ns: int
     """When it was read, UTC ns."""
     joules: float | None
@@ -53,43 +52,7 @@ class Point(NamedTuple):
     """What the hardware's counter showed, where the series begins with it."""
 
 
-class Column(NamedTuple):
-    """One channel's answers at several ticks, none of which is unusual."""
-
-    channel: Channel
-    t_ns: Sequence[int]
-    """When each was read, UTC ns."""
-    joules: Sequence[float]
-    """Cumulative joules."""
-    early_ns: Iterable[int | None] = itertools.repeat(None)
-    late_ns: Iterable[int] = itertools.repeat(0)
-    """As in a Reading."""
-
-
-def counted_column(
-    channel: Channel,
-    answers: Answers,
-    counted: tuple[Sequence[float], Sequence[int]],
-    offset_ns: int,
-    ats_ns: Sequence[int] | None = None,
-) -> Column:
-    """Return what a counter's answers came to, each at the middle of its answer or at `ats_ns`.
-
-    `counted` are joules and the earliest instant that each may be of. Times are the monotonic clock's, ns, and
-    `offset_ns` is what that lacks to UTC.
-    """
-    joules, sinces_ns = counted
-    at_ns = answers.middles_ns() if ats_ns is None else ats_ns
-    return Column(
-        channel,
-        [at + offset_ns for at in at_ns],
-        joules,
-        [max(at - since, 0) for at, since in zip(at_ns, sinces_ns, strict=True)],
-        [after - at for after, at in zip(answers.after_ns, at_ns, strict=True)],
-    )
-
-
-def samples_power_alone(channels: Sequence[Channel]) -> bool:
+def samples_power_alone(channels: Sequence[SensorChannel]) -> bool:
     """Return whether these are of a board without a counter, whose joules are power that is sampled and integrated."""
     sources = {channel.source for channel in channels}
     return bool(sources) and sources <= {"nvml-power", "nvml-power-average"}
@@ -108,7 +71,7 @@ class Sensor(Protocol):
         ...
 
     @property
-    def channels(self) -> Sequence[Channel]:
+    def channels(self) -> Sequence[SensorChannel]:
         """What it reads."""
         ...
 
@@ -123,17 +86,10 @@ class Sensor(Protocol):
         """
         ...
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
-        """Turn what `sample` returned into points; a channel that failed is a Point with a problem.
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
+        """Turn what `sample` returned into points; a channel that failed is a SensorPoint with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
-        """
-        ...
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Decode the answers to `operations` at several ticks, as `decode` does, for a third of the price.
-
-        Returns None, with nothing changed, when one of them is unusual: `decode` says what about it.
         """
         ...
 

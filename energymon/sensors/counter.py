@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Final
 
 from energymon.clock.monotonic import NS
@@ -103,72 +102,18 @@ class Counter:
             return self._restart(raw, before_ns, why)
         if self._interrupted and may_have_restarted_within(raw, self._max_per_ns * elapsed_ns):
             return self._restart(raw, before_ns, f"may have been reset in the {_span(elapsed_ns)} between two readings")
-        if not 0 <= delta <= self._max_per_ns * (now_ns - self.since_ns + self._lag_ns):
+        # Two updates may follow each other more closely than they usually do.
+        if not 0 <= delta <= self._max_per_ns * (now_ns - self.since_ns + self.lag_s * NS):
             return self._doubt(raw, delta, now_ns, before_ns)
         self._interrupted, self._suspect = False, None
         if delta:
             self._changed_ns = now_ns
-            self.since_ns = self._last_ns - self._delay_ns
+            self.since_ns = self._last_ns - (round(self.delay_s * NS) if self.delay_s else 0)
             self._total += delta
         elif before_ns - self._changed_ns > _FROZEN_NS:
             raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
         self._last, self._last_ns = raw, before_ns
         return self._total * self._unit_j, ""
-
-    def advance(
-        self, raws: Iterable[int], nows_ns: Sequence[int], befores_ns: Sequence[int] | None = None
-    ) -> tuple[list[float], list[int]] | None:
-        """Take several values as `update` does; return None, with nothing changed, when one is not simply more.
-
-        Arguments and joules are those of `update`; beside them comes `since_ns` of each.
-        """
-        last, unit_j = self._last, self._unit_j
-        if last is None or self._suspect is not None or self._interrupted:
-            return None
-        last_ns, changed_ns, total, since_ns = self._last_ns, self._changed_ns, self._total, self.since_ns
-        most, delay_ns, lag_ns = self._max_per_ns, self._delay_ns, self._lag_ns
-        wrap_ns = float("inf") if self._wrap_ns is None else self._wrap_ns
-        joules: list[float] = []
-        sinces_ns: list[int] = []
-        for raw, now_ns, before_ns in zip(raws, nows_ns, befores_ns or nows_ns, strict=True):
-            delta = raw - last
-            if now_ns - last_ns >= wrap_ns or not 0 <= delta <= most * (now_ns - since_ns + lag_ns):
-                return None
-            if delta:
-                total += delta
-                last, changed_ns, since_ns = raw, now_ns, last_ns - delay_ns
-            elif before_ns - changed_ns > _FROZEN_NS:
-                return None
-            last_ns = before_ns
-            joules.append(total * unit_j)
-            sinces_ns.append(since_ns)
-        if self.wrap is not None and last > self.wrap:
-            return None
-        self._last, self._last_ns, self._changed_ns, self._total, self.since_ns = (
-            last,
-            last_ns,
-            changed_ns,
-            total,
-            since_ns,
-        )
-        return joules, sinces_ns
-
-    def mark(self) -> tuple[int | None, int, int, int, int]:
-        """Return what `back_to` takes, to undo `advance`."""
-        return self._last, self._last_ns, self._changed_ns, self._total, self.since_ns
-
-    def back_to(self, mark: tuple[int | None, int, int, int, int]) -> None:
-        """Undo every `advance` since `mark`."""
-        self._last, self._last_ns, self._changed_ns, self._total, self.since_ns = mark
-
-    @property
-    def _delay_ns(self) -> int:
-        return round(self.delay_s * NS)
-
-    @property
-    def _lag_ns(self) -> int:
-        # Two updates may follow each other more closely than they usually do.
-        return round(self.lag_s * NS)
 
     def _restart(self, raw: int, now_ns: int, why: str) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
@@ -202,7 +147,7 @@ class PowerIntegral:
 
     def __init__(self, *, interval_ns: int) -> None:
         """Take the time between ticks."""
-        self.strew(interval_ns, 0)
+        self.set_interval(interval_ns, 0)
         self._joules = 0.0
         self._watts = 0.0
         self._last_ns: int | None = None
@@ -227,33 +172,10 @@ class PowerIntegral:
         self._watts, self._last_ns, self._read_ns = watts, now_ns, asked_ns
         return self._joules, flags
 
-    def advance(self, watts: Iterable[float], nows_ns: Iterable[int], reads_ns: Iterable[int]) -> list[float] | None:
-        """Take several values as `update` does; return None, with nothing changed, when ticks were missed."""
-        last_ns, read_ns, last_w, total, gap_ns = self._last_ns, self._read_ns, self._watts, self._joules, self._gap_ns
-        if last_ns is None:
-            return None
-        joules: list[float] = []
-        for now_w, now_ns, asked_ns in zip(watts, nows_ns, reads_ns, strict=True):
-            if asked_ns - read_ns > gap_ns:
-                return None
-            total += (last_w + now_w) * (now_ns - last_ns) / (2 * NS)
-            joules.append(total)
-            last_w, last_ns, read_ns = now_w, now_ns, asked_ns
-        self._watts, self._last_ns, self._read_ns, self._joules = last_w, last_ns, read_ns, total
-        return joules
-
-    def strew(self, interval_ns: int, strewn_ns: int) -> None:
-        """Take the time between ticks, and how late they are taken at random."""
-        self._gap_ns = interval_ns + interval_ns // 2 + strewn_ns
-        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + strewn_ns
-
-    def mark(self) -> tuple[float, int | None, int, float]:
-        """Return what `back_to` takes."""
-        return self._watts, self._last_ns, self._read_ns, self._joules
-
-    def back_to(self, mark: tuple[float, int | None, int, float]) -> None:
-        """Undo all updates since `mark`."""
-        self._watts, self._last_ns, self._read_ns, self._joules = mark
+    def set_interval(self, interval_ns: int, dither_ns: int) -> None:
+        """Set the time between two ticks and the longest random delay of a tick, ns."""
+        self._gap_ns = interval_ns + interval_ns // 2 + dither_ns
+        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + dither_ns
 
 
 def _span(ns: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from energymon.errors import ConfigError, SensorError
+from energymon.errors import OptionError, SensorError
 from energymon.reading import COUNTERS, ESTIMATE
 from energymon.sensors.base import Discovery, Missing, Part, Sensor, wrapping
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
@@ -44,21 +44,21 @@ class SensorConfig:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.sensors) - set(SENSORS))
         if unknown:
-            raise ConfigError(f"--sensors names {', '.join(unknown)}: expected auto or some of {', '.join(SENSORS)}")
+            raise OptionError(f"--sensors names {', '.join(unknown)}: expected auto or some of {', '.join(SENSORS)}")
         if self.cpu_tdp_w is not None and not 0 < self.cpu_tdp_w < 1e6:
-            raise ConfigError(f"--cpu-tdp-w {self.cpu_tdp_w}: expected watts above 0")
+            raise OptionError(f"--cpu-tdp-w {self.cpu_tdp_w}: expected watts above 0")
         if not 0 <= self.cpu_idle_fraction <= 1:
-            raise ConfigError(f"--cpu-idle-fraction {self.cpu_idle_fraction}: expected 0 to 1")
+            raise OptionError(f"--cpu-idle-fraction {self.cpu_idle_fraction}: expected 0 to 1")
         for source, delay_s in self.delays_s.items():
             if source not in COUNTERS or not 0 <= delay_s <= _MAX_DELAY_S:
-                raise ConfigError(
+                raise OptionError(
                     f"--delay-ms {source}={delay_s * 1e3:g}: expected one of {', '.join(COUNTERS)}, and 0 to "
                     f"{_MAX_DELAY_S * 1e3:.0f} ms"
                 )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSensors:
     """The sensors of this host, and what is missing with reason and remedy."""
 
     sensors: tuple[Sensor, ...]
@@ -87,7 +87,7 @@ class Found:
             sensor.close()
 
 
-def discover(config: SensorConfig, interval_ns: int) -> Found:
+def discover(config: SensorConfig, interval_ns: int) -> FoundSensors:
     """Open the sensors that `config` asks for.
 
     Raises SensorError when one that was named is missing.
@@ -106,11 +106,11 @@ def discover(config: SensorConfig, interval_ns: int) -> Found:
         sensor.delay(config.delays_s)
     lacking = [name for name in config.sensors if not opened[name].sensors]
     if lacking:
-        Found(tuple(sensors), ()).close()
+        FoundSensors(tuple(sensors), ()).close()
         reasons = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
         raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {reasons}")
     # A module's counter holds its CPU already.
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
         sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
-    return Found(tuple(sensors), missing)
+    return FoundSensors(tuple(sensors), missing)

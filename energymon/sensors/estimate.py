@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
-from energymon.sensors.base import CLOSED, Channel, Column, Point
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.sensors.base import CLOSED, SensorChannel, SensorPoint
+from energymon.ticker.ticker import Operation, Raw
 
 TDP_W_PER_CPU: Final = 5.2
 """Watts per logical CPU: the EMLIO paper's Intel Xeon Gold 6126, 125 W over 24 threads (Intel ARK)."""
@@ -50,7 +50,7 @@ class EstimateSensor:
         self._path = stat
         self._fd = os.open(stat, os.O_RDONLY | os.O_CLOEXEC)
         self._first: tuple[int, float] | None = None
-        self.channels = (Channel("cpu", "cpu", ESTIMATE),)
+        self.channels = (SensorChannel("cpu", "cpu", ESTIMATE),)
 
     def sample(self) -> Raw:
         """Read the line that sums up all CPUs."""
@@ -66,25 +66,21 @@ class EstimateSensor:
         """Return the read."""
         return [Operation(_LINE_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Turn the busy time's growth since the first sample into joules."""
         now_ns, text, _ = raw
         t_ns = now_ns + offset_ns
         try:
             busy_s = self._busy_s(text)
         except (OSError, ValueError) as error:
-            return [Point(self.channels[0], t_ns, None, problem=f"{self._path}: {error}")]
+            return [SensorPoint(self.channels[0], t_ns, None, problem=f"{self._path}: {error}")]
         if self._first is None:
             self._first = (now_ns, busy_s)
-            return [Point(self.channels[0], t_ns, 0.0, START)]
+            return [SensorPoint(self.channels[0], t_ns, 0.0, START)]
         elapsed_s = (now_ns - self._first[0]) / NS
         load_s = (busy_s - self._first[1]) / self._cpus
         joules = self._tdp_w * (self._idle_fraction * elapsed_s + (1 - self._idle_fraction) * load_s)
-        return [Point(self.channels[0], t_ns, joules)]
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Return None: one channel is decoded tick by tick."""
-        return None
+        return [SensorPoint(self.channels[0], t_ns, joules)]
 
     def _busy_s(self, text: bytes | OSError) -> float:
         if isinstance(text, OSError):

@@ -1,19 +1,311 @@
-"""GPU energy from NVML, a sensor a board."""
+"""GPU energy from NVML, a sensor a board: its own counter, and its power integrated beside it or in its place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from energymon.sensors.base import Discovery, Missing
-from energymon.sensors.nvml_board import NvmlSensor
-from energymon.sensors.nvml_library import NAME, CObject, load, unanswered
-from energymon.sensors.updates import polled
+from energymon.clock.monotonic import NS
+from energymon.errors import CounterError
+from energymon.reading import LAG_S, START
+from energymon.sensors.base import Discovery, Missing, RawCounter, SensorChannel, SensorPoint, samples_power_alone
+from energymon.sensors.counter import Counter, PowerIntegral
+from energymon.sensors.nvml_library import (
+    AVERAGE_POWER,
+    ENERGY,
+    FIELD_FORM,
+    INSTANT_POWER,
+    MODULE_SCOPE,
+    NAME,
+    CObject,
+    NvmlCall,
+    load,
+    unanswered,
+)
+from energymon.sensors.updates import Poll, Updates, lag_of, polled, updates
+from energymon.ticker.ticker import Operation, Raw
 
 _PROBE_S: Final = 0.3
 _PROBE_LONGEST_S: Final = 1.5
 _PROBE_STEP_S: Final = 0.001
+_COUNTER: Final = "nvml-counter"
+_POWER: Final = "nvml-power"
+_AVERAGE: Final = "nvml-power-average"
+_JOULES_PER_MJ: Final = 1e-3
+_WATTS_PER_MW: Final = 1e-3
+_MAX_BOARD_W: Final = 3000.0
+"""Above what any board or GPU module draws."""
+_USAGE_LAG_S: Final = 1.0
+"""nvmlDeviceGetPowerUsage averages over a second on most chips since Ampere (nvml.h)."""
+_MODULES: Final = ("GH200", "GB200")
+"""Boards whose counter covers the module: GPU, CPU and memory."""
+
+_OLD_NS: Final = 2 * NS
+_AHEAD_NS: Final = 20_000_000
+"""A value's own time counts when it is no older, and no further ahead of its reading, than these."""
+_RENEW_NS: Final = NS
+"""How often a board that fails is looked for again."""
+
+
+class _BoardSeries:
+    """One channel of a board."""
+
+    __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
+
+    def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
+        """Take the board as messages name it, its device's name first."""
+        self.channel = SensorChannel(board.partition(" ")[0], "gpu", source)
+        self._lag_s = LAG_S[source] if lag_s is None else lag_s
+        self._board_label = board
+        self.counter = what if isinstance(what, Counter) else None
+        self._integral = what if isinstance(what, PowerIntegral) else None
+        self._at_ns = 0
+
+    def dither(self, interval_ns: int) -> None:
+        """Expect each tick with a random delay of up to an interval, ns."""
+        if self._integral is not None:
+            self._integral.set_interval(interval_ns, interval_ns)
+
+    @property
+    def lag_s(self) -> float:
+        """How old, s, the value may be that is shown."""
+        return self._lag_s if self.counter is None else self.counter.age_s
+
+    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
+        """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
+        at_ns = read_ns = (before_ns + after_ns) // 2
+        if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
+            at_ns = t_ns if t_ns < after_ns else after_ns
+        # Driver and host may disagree; a series does not run backwards for that.
+        at_ns = max(at_ns, self._at_ns)
+        self._at_ns = at_ns
+        if self._integral is not None:
+            joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
+            return SensorPoint(
+                self.channel, at_ns + offset_ns, joules, flags, self._integral.why if flags == START else ""
+            )
+        counter = self.counter
+        assert counter is not None
+        try:
+            joules, flags = counter.update(value, after_ns, before_ns)
+        except CounterError as error:
+            return self.failed(str(error), read_ns + offset_ns)
+        # The driver may say that the value is older than that.
+        early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
+        if not flags:
+            return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
+        shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label)
+        return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
+
+    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
+        """Return the point of a reading that failed."""
+        return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
+
+
+class NvmlSensor:
+    """One board."""
+
+    def __init__(self, nvml: CObject, index: int, interval_ns: int) -> None:
+        """Open a board; raises NVMLError for one that gives neither energy nor power."""
+        self._nvml = nvml
+        self._device = f"gpu-{index}"
+        self.name = f"{NAME} {self._device}"
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._model = _text(nvml.nvmlDeviceGetName(self._handle))
+        self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
+        self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self._board = f"{self._device} ({self._uuid})"
+        self._module = any(name in self._model for name in _MODULES)
+        self._calls: list[tuple[NvmlCall, list[_BoardSeries]]] = list(self._plan(interval_ns))
+        if samples_power_alone(self.channels):
+            for series in self._series():
+                series.dither(interval_ns)
+        self._counter_updates: Updates | None = None
+        self._failed = False
+        self._renewed_ns = 0
+        # This board's own hold on the library: NVML counts them.
+        nvml.nvmlInit()
+        self._open = True
+        self._bind()
+
+    @property
+    def channels(self) -> tuple[SensorChannel, ...]:
+        """The board's counter, power and average power, as far as it gives them."""
+        return tuple(series.channel for series in self._series())
+
+    def sample(self) -> Raw:
+        """Return [t, answer, t, …, t], the answers between monotonic times, ns: bytes, or NVML's return code."""
+        if self._failed:
+            self._renew()
+        now_ns = time.monotonic_ns
+        raw: Raw = [now_ns()]
+        for function, arguments, buffer in self._bound:
+            code = function(*arguments)
+            if code:
+                self._failed = True
+                raw += code, now_ns()
+            else:
+                raw += bytes(buffer), now_ns()
+        return raw
+
+    def operations(self) -> list[Operation] | None:
+        """Return the calls; None while the board fails."""
+        return None if self._failed else [call.operation for call, _ in self._calls]
+
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
+        """Return a point of each channel, at the value's own time where it is plausible."""
+        points: list[SensorPoint] = []
+        at = 0
+        for call, several in self._calls:
+            before_ns, answer, after_ns = raw[at], raw[at + 1], raw[at + 2]
+            at += 2
+            shown = call.shown(answer) if type(answer) is bytes else [(answer, 0, 0)] * len(several)
+            for series, (code, value, t_utc_ns) in zip(several, shown, strict=True):
+                if code:
+                    self._failed = True
+                    if series.counter is not None:
+                        series.counter.interrupt()
+                    points.append(
+                        series.failed(str(self._nvml.NVMLError(code)), (before_ns + after_ns) // 2 + offset_ns)
+                    )
+                else:
+                    points.append(series.point(value, t_utc_ns - offset_ns, before_ns, after_ns, offset_ns))
+        return points
+
+    def describe(self) -> dict[str, object]:
+        """Return the board's model and UUID, what its counter covers and how often it is updated."""
+        described: dict[str, object] = {
+            "sensor": NAME,
+            "driver": self._driver,
+            "model": self._model,
+            "uuid": self._uuid,
+            "module_power": self._module,
+            "counter_period_ms": None if self._counter_updates is None else self._counter_updates.median_ms,
+        }
+        described["channels"] = [
+            {
+                "device": self._device,
+                "domain": "gpu",
+                "source": series.channel.source,
+                "lag_s": series.lag_s,
+                "delay_s": None if series.counter is None else series.counter.delay_s,
+                "model": self._model,
+                "uuid": self._uuid,
+                "module_power": self._module,
+            }
+            for series in self._series()
+        ]
+        return described
+
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source."""
+        for series in self._series():
+            if series.counter is not None:
+                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
+
+    def close(self) -> None:
+        """Give the library back."""
+        if self._open:
+            self._open = False
+            self._nvml.nvmlShutdown()
+
+    def counter_shown(self) -> int | None:
+        """Return the counter's value now, mJ; None when the board has none."""
+        for call, several in self._calls:
+            for i, series in enumerate(several):
+                if series.channel.source == _COUNTER and not call.function(*call.arguments):
+                    code, value, _ = call.shown(bytes(call.buffer))[i]
+                    return None if code else value
+        return None
+
+    def learn_updates(self, shown: Sequence[Poll], polled_s: float) -> None:
+        """Take what polling for `polled_s` showed of the counter."""
+        self._counter_updates = updates((look.after_ns, look.value) for look in shown)
+        for series in self._series():
+            if series.counter is not None:
+                series.counter.lag_s = lag_of(shown) or polled_s
+
+    def _series(self) -> Iterator[_BoardSeries]:
+        return (series for _, several in self._calls for series in several)
+
+    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_BoardSeries]]]:
+        """Yield the calls that give most of this board: one for all where it knows the fields."""
+        nvml, library = self._nvml, self._nvml.nvmlLib
+        answered = self._answered()
+        makers: Mapping[int, Callable[[], _BoardSeries]] = {
+            ENERGY: self._counter,
+            INSTANT_POWER: lambda: _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
+            AVERAGE_POWER: lambda: _BoardSeries(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
+        }
+        if answered:
+            call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, answered, self._scope)
+            yield call, [makers[field]() for field in answered]
+        counts = ENERGY in answered
+        if not counts and self._has("nvmlDeviceGetTotalEnergyConsumption"):
+            counts = True
+            yield NvmlCall(library["nvmlDeviceGetTotalEnergyConsumption"], "Q"), [self._counter()]
+        # What one GPU of a module draws is no measure of the module.
+        if INSTANT_POWER not in answered and not (counts and self._module):
+            if not counts:
+                nvml.nvmlDeviceGetPowerUsage(self._handle)
+            if counts and not self._has("nvmlDeviceGetPowerUsage"):
+                return
+            usage = _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
+            yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
+
+    @property
+    def _scope(self) -> int:
+        return MODULE_SCOPE if self._module else 0
+
+    def _counter(self) -> _BoardSeries:
+        # 64 bits of millijoules do not wrap in the life of a machine.
+        counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
+        return _BoardSeries(_COUNTER, self._board, counter)
+
+    def _answered(self) -> tuple[int, ...]:
+        """Return the fields that the board has."""
+        fields = (ENERGY, INSTANT_POWER, AVERAGE_POWER)
+        try:
+            function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]
+        except AttributeError:
+            return ()
+        call = NvmlCall(function, FIELD_FORM, fields, self._scope)
+        call.bind(self._handle)
+        if function(*call.arguments):
+            return ()
+        shown = call.shown(bytes(call.buffer))
+        return tuple(field for field, (code, _, _) in zip(fields, shown, strict=True) if not code)
+
+    def _has(self, function: str) -> bool:
+        try:
+            getattr(self._nvml, function)(self._handle)
+        except self._nvml.NVMLError_NotSupported:
+            return False
+        return True
+
+    def _bind(self) -> None:
+        for call, _ in self._calls:
+            call.bind(self._handle)
+        self._bound = tuple((call.function, call.arguments, call.buffer) for call, _ in self._calls)
+
+    def _renew(self) -> None:
+        """Look for the board by its UUID, once a second while it fails."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._renewed_ns < _RENEW_NS:
+            return
+        self._renewed_ns = now_ns
+        try:
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid.encode())
+        except self._nvml.NVMLError:
+            return
+        self._failed = False
+        self._bind()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias, cast
@@ -23,10 +21,9 @@ AVERAGE_POWER: Final = 185
 INSTANT_POWER: Final = 186
 MODULE_SCOPE: Final = 1
 
-_SHOWN: Final = "8xq8xIIQ"
+FIELD_FORM: Final = "8xq8xIIQ"
 """nvmlFieldValue_t: fieldId, scopeId, timestamp (µs since 1970), latencyUsec, valueType, nvmlReturn, value; the ids and
 the latency are left out."""
-_FIELD_BYTES: Final = struct.calcsize(f"={_SHOWN}")
 _MASKS: Final = {1: 2**32 - 1, 2: 2**64 - 1, 3: 2**64 - 1, 5: 2**32 - 1}
 """What of nvmlValue_t counts, by nvmlValueType_t: unsigned int, long, long long, int. Energy and power come as no
 other, and the rest of a short value is not cleared."""
@@ -41,24 +38,31 @@ CObject: TypeAlias = Any
 
 Shown = tuple[int, int, int]
 """NVML's return code, the value, and its timestamp, UTC ns (0 where the call has none)."""
-ShownMany = tuple[Sequence[int], Sequence[int]]
-"""Values and their timestamps."""
 
 
-class Call(ABC):
-    """One function of the library with its arguments bound; `run` is `function(*arguments)`, which returns a code."""
+class NvmlCall:
+    """A function of the library with its arguments: `function(*arguments)` returns a code and fills `buffer`."""
 
-    def __init__(self, function: CObject, form: str, length: int | None = None) -> None:
-        """Take a function (handle, buffer), or (handle, length, buffer), and what its answer is made of."""
+    def __init__(self, function: CObject, form: str, fields: tuple[int, ...] = (), scope: int = 0) -> None:
+        """Prepare a call.
+
+        Args:
+            function: Function (handle, buffer), or (handle, length, buffer) where it takes `fields`.
+            form: What each value of the answer consists of, as module struct has it.
+            fields: Ids of the fields that nvmlDeviceGetFieldValues is asked for; default none.
+            scope: Scope of the fields of power; energy has one scope alone.
+        """
         self.function = function
-        self._form, self._length = struct.Struct(f"={form}"), length
-        self.buffer = bytearray(self._form.size)
+        self._value, self._fields = struct.Struct(f"={form}"), fields
+        self.buffer = bytearray(self._value.size * max(len(fields), 1))
         self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
         self.arguments: tuple[CObject, ...] = ()
+        for i, field in enumerate(fields):
+            struct.pack_into("=II", self.buffer, i * self._value.size, field, 0 if field == ENERGY else scope)
 
     def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
-        length = () if self._length is None else (ctypes.c_int(self._length),)
+        length = (ctypes.c_int(len(self._fields)),) if self._fields else ()
         self.arguments = (handle, *length, ctypes.byref(self._array))
 
     @property
@@ -68,59 +72,18 @@ class Call(ABC):
             len(self.buffer),
             function=_address(self.function),
             handle=_address(self.arguments[0]),
-            length=self._length,
+            length=len(self._fields) or None,
             buffer=ctypes.addressof(self._array),
-            form=self._form.format.lstrip("="),
         )
 
-    @abstractmethod
     def shown(self, data: bytes) -> list[Shown]:
-        """Return what a copy of the buffer holds."""
-
-    @abstractmethod
-    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
-        """Return values and times from columns of the operation's form; None when one has a code of its own."""
-
-
-class FieldsCall(Call):
-    """nvmlDeviceGetFieldValues: several values, each with a return code and a timestamp of its own."""
-
-    def __init__(self, function: CObject, fields: tuple[int, ...], scope: int) -> None:
-        super().__init__(function, _SHOWN * len(fields), len(fields))
-        for i, field in enumerate(fields):
-            # The scope is power's; energy has one alone.
-            struct.pack_into("=II", self.buffer, i * _FIELD_BYTES, field, 0 if field == ENERGY else scope)
-
-    def shown(self, data: bytes) -> list[Shown]:
-        """Return each field's code, value and time."""
-        flat = self._form.unpack(data)
+        """Return code, value and time of each field in a copy of the buffer, or of the one number without a time."""
+        if not self._fields:
+            return [(0, self._value.unpack(data)[0], 0)]
         return [
             (code if code or kind in _MASKS else _UNKNOWN, value & _MASKS.get(kind, 0), t_us * 1000)
-            for t_us, kind, code, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+            for t_us, kind, code, value in self._value.iter_unpack(data)
         ]
-
-    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
-        """Return each field's values and times."""
-        fields: list[ShownMany] = []
-        for times_us, kinds, codes, values in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
-            mask = _MASKS.get(kinds[0])
-            if any(codes) or mask is None or len(set(kinds)) > 1:
-                return None
-            fields.append(([value & mask for value in values], [t_us * 1000 for t_us in times_us]))
-        return fields
-
-
-class ValueCall(Call):
-    """A function that returns one number, without a time."""
-
-    def shown(self, data: bytes) -> list[Shown]:
-        """Return the number."""
-        return [(0, self._form.unpack(data)[0], 0)]
-
-    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
-        """Return the numbers."""
-        (values,) = parts
-        return [(values, [0] * len(values))]
 
 
 def _address(pointer: CObject) -> int:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import platform
+import re
 import struct
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from energymon.reading import LAG_S
-from energymon.sensors.base import CLOSED, Discovery, Missing, RawCounter
+from energymon.reading import LAG_S, Domain
+from energymon.sensors.base import CLOSED, Discovery, Missing, Part, RawCounter
 from energymon.sensors.counter import Counter
-from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
-from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
-from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
-from energymon.sensors.reference import Reference
-from energymon.ticker.ticker import Answers, Operation
+from energymon.sensors.rapl_domains import MAX_DOMAIN_W, SETTLE_S, drop_idle, learn_lags
+from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor
+from energymon.ticker.ticker import Operation
 
 _NAME: Final = "perf"
 _SOURCE: Final = "rapl-perf"
@@ -42,13 +43,84 @@ _ABSENT: Final = (
 )
 _REPORT: Final = "report it with the kernel's version"
 
+# Cores and gpu lie inside package, and psys holds package and DRAM: none of them may be added to these.
+_EVENTS: Final[Mapping[str, Domain]] = {"energy-pkg": "cpu", "energy-ram": "dram"}
+_CONFIG: Final = re.compile(r"event=(0x[0-9a-fA-F]+|\d+)")
 
-class _Group(RaplCounters):
+_TRIES: Final = 8
+"""The counter moves every millisecond; a reading of both takes some 20 µs."""
+_COUNTS: Final = 2**32 - 1
+_NJ: Final = 1e9
+_WHOLE: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PerfEvent:
+    """One domain of the PMU."""
+
+    domain: Domain
+    config: int
+    unit_j: float
+    """Joules of one count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pmu:
+    """What the PMU's folder says."""
+
+    type: int
+    """What perf_event_open knows the PMU by."""
+    events: tuple[PerfEvent, ...]
+    cpus: Mapping[str, int]
+    """Socket or die by name, and the CPU that its events are opened on."""
+
+    @property
+    def domains(self) -> list[Part]:
+        """Every event of every socket."""
+        return [(device, event.domain) for device in self.cpus for event in self.events]
+
+
+class Reference:
+    """A zone of powercap that counts what an event of perf counts: both read one register of 32 bits."""
+
+    def __init__(self, zone: Path) -> None:
+        """Take the zone's folder; raises OSError and ValueError for one that cannot be read."""
+        self._path = zone / "energy_uj"
+        self._wrap = int((zone / "max_energy_range_uj").read_text())
+        # Powercap counts the register's steps in whole nJ (intel_rapl_common.c); perf counts them as the power of two
+        # that they are. The range, which is the steps of the whole register, shows how many nJ are taken for one.
+        step_nj = self._wrap * 1000 / _COUNTS
+        if step_nj < 1 or abs(step_nj - round(step_nj)) > _WHOLE:
+            raise ValueError(f"{zone}/max_energy_range_uj holds {self._wrap}, expected steps of whole nJ")
+        true_nj = _NJ / 2 ** round(math.log2(_NJ / step_nj))
+        self._unit_j = 1e-6 * true_nj / round(step_nj)
+        self._shown()
+
+    def started(self, count: Callable[[], int | None], value: int, unit_j: float) -> RawCounter | None:
+        """Return what powercap showed when perf's counter showed `value`, units of `unit_j`; None when unknown.
+
+        `count` returns what perf's counter shows now, None where it cannot be read.
+        """
+        for _ in range(_TRIES):
+            try:
+                before, now, after = self._shown(), count(), self._shown()
+            except (OSError, ValueError):
+                return None
+            if before == after and now is not None and now >= value:
+                raw = (before - round((now - value) * unit_j / self._unit_j)) % self._wrap
+                return RawCounter(raw, self._unit_j, self._wrap, MAX_DOMAIN_W, str(self._path))
+        return None
+
+    def _shown(self) -> int:
+        return int(self._path.read_text())
+
+
+class _PerfGroup(RaplCounters):
     """The events of one socket or die, which one read returns together."""
 
     reopens_on_doubt = False
 
-    def __init__(self, pmu_type: int, device: str, cpu: int, events: list[Event]) -> None:
+    def __init__(self, pmu_type: int, device: str, cpu: int, events: list[PerfEvent]) -> None:
         self._pmu_type = pmu_type
         self._cpu = cpu
         self._events = events
@@ -64,7 +136,7 @@ class _Group(RaplCounters):
         )
         self.open()
 
-    def refer(self, zones: Mapping[RaplDomain, Path]) -> None:
+    def refer(self, zones: Mapping[Part, Path]) -> None:
         """Take the zones of powercap that count what the events count, as far as they can be read."""
         for i, domain in enumerate(self.domains):
             if (zone := zones.get(domain)) is not None:
@@ -95,13 +167,9 @@ class _Group(RaplCounters):
             raise ValueError(f"a read returned {len(data)} bytes, expected {self.size}")
         return self._words.unpack(data)[1:]
 
-    def parse_many(self, answer: Answers) -> Sequence[Sequence[int]] | None:
-        """Return each event's values at several ticks."""
-        return answer.values if set(answer.status) == {self.size} else None
-
     def operation(self) -> Operation:
         """Return a read of all events."""
-        return Operation(self.size, fd=self.fd, form=f"8x{len(self._events)}Q")
+        return Operation(self.size, fd=self.fd)
 
     def started(self, i: int, value: int) -> RawCounter | None:
         """Return powercap's counter behind an event that showed `value`."""
@@ -132,21 +200,21 @@ def _perf_event_open(pmu_type: int, config: int, cpu: int, group_fd: int) -> int
     return int(fd)
 
 
-def domains(sysfs: Path) -> list[RaplDomain]:
+def domains(sysfs: Path) -> list[Part]:
     """Return the packages and DRAMs that the PMU below `sysfs` names; whether they can be read is another matter."""
     try:
-        return read_pmu(sysfs).domains
+        return _read_pmu(sysfs).domains
     except (OSError, ValueError):
         return []
 
 
 def open_perf(
     sysfs: Path,
-    only: Collection[RaplDomain] | None = None,
+    only: Collection[Part] | None = None,
     settle_s: float = SETTLE_S,
     confirmed_by: str | None = None,
     paranoid: Path = _PARANOID,
-    zones: Mapping[RaplDomain, Path] = MappingProxyType({}),
+    zones: Mapping[Part, Path] = MappingProxyType({}),
 ) -> Discovery:
     """Open the events of the PMU "power" below `sysfs`, all or those of the domains in `only`.
 
@@ -155,11 +223,11 @@ def open_perf(
     when this process ends.
     """
     try:
-        pmu = read_pmu(sysfs)
+        pmu = _read_pmu(sysfs)
     except FileNotFoundError:
-        return Discovery((), (Missing(_NAME, f"{folder(sysfs)} is no PMU for energy", _ABSENT),))
+        return Discovery((), (Missing(_NAME, f"{_folder(sysfs)} is no PMU for energy", _ABSENT),))
     except (OSError, ValueError) as error:
-        return Discovery((), (Missing(_NAME, f"{folder(sysfs)}: {error}", _REPORT, (("packages", "cpu"),)),))
+        return Discovery((), (Missing(_NAME, f"{_folder(sysfs)}: {error}", _REPORT, (("packages", "cpu"),)),))
     wanted = set(pmu.domains if only is None else only)
     missing: list[Missing] = []
     groups = _open_groups(pmu, wanted, missing, paranoid)
@@ -178,15 +246,15 @@ def open_perf(
     return Discovery((sensor,), tuple(missing))
 
 
-def _open_groups(pmu: Pmu, wanted: set[RaplDomain], missing: list[Missing], paranoid: Path) -> list[_Group]:
+def _open_groups(pmu: Pmu, wanted: set[Part], missing: list[Missing], paranoid: Path) -> list[_PerfGroup]:
     """Open the wanted events of each socket; name once in `missing` what fails for the same reason."""
-    groups: list[_Group] = []
+    groups: list[_PerfGroup] = []
     for device, cpu in pmu.cpus.items():
         events = [event for event in pmu.events if (device, event.domain) in wanted]
         if not events:
             continue
         try:
-            groups.append(_Group(pmu.type, device, cpu, events))
+            groups.append(_PerfGroup(pmu.type, device, cpu, events))
         except OSError as error:
             if error.errno in _DENIED:
                 opened = {group.device for group in groups}
@@ -198,7 +266,7 @@ def _open_groups(pmu: Pmu, wanted: set[RaplDomain], missing: list[Missing], para
     return groups
 
 
-def _denied(error: OSError, paranoid: Path, parts: tuple[RaplDomain, ...]) -> Missing:
+def _denied(error: OSError, paranoid: Path, parts: tuple[Part, ...]) -> Missing:
     try:
         level = paranoid.read_text().strip()
     except OSError:
@@ -215,3 +283,66 @@ def _denied(error: OSError, paranoid: Path, parts: tuple[RaplDomain, ...]) -> Mi
             " `sysctl kernel.perf_event_paranoid=0`; or run the agent as root"
         )
     return Missing(_NAME, reason, remedy, parts)
+
+
+def _folder(sysfs: Path) -> Path:
+    """Return where the PMU is described."""
+    return sysfs / "bus" / "event_source" / "devices" / "power"
+
+
+def _read_pmu(sysfs: Path) -> Pmu:
+    """Read the PMU's folder. Raises FileNotFoundError when there is none, ValueError for what it should not hold."""
+    power = _folder(sysfs)
+    pmu_type = int((power / "type").read_text())
+    events = [
+        _event(power / "events" / name, domain)
+        for name, domain in _EVENTS.items()
+        if (power / "events" / name).exists()
+    ]
+    if not events:
+        raise FileNotFoundError(errno.ENOENT, "no event energy-pkg", str(power))
+    return Pmu(pmu_type, tuple(events), _sockets(sysfs, _cpu_list((power / "cpumask").read_text())))
+
+
+def _event(path: Path, domain: Domain) -> PerfEvent:
+    text = path.read_text().strip()
+    match = _CONFIG.fullmatch(text)
+    unit = path.with_name(f"{path.name}.unit").read_text().strip()
+    if match is None or unit != "Joules":
+        raise ValueError(f"{path.name} holds {text!r} in {unit!r}, expected event=NUMBER in Joules")
+    unit_j = float(path.with_name(f"{path.name}.scale").read_text())
+    if not 0 < unit_j < 1:
+        raise ValueError(f"{path.name}.scale holds {unit_j}, expected joules a count, below 1")
+    return PerfEvent(domain, int(match[1], 0), unit_j)
+
+
+def _cpu_list(text: str) -> list[int]:
+    """Return the CPUs of a list such as "0,28-29"."""
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def _sockets(sysfs: Path, cpus: list[int]) -> dict[str, int]:
+    """Name each CPU's socket as powercap does: with its die where a socket has several that count."""
+    places: dict[int, tuple[int, int]] = {}
+    for cpu in cpus:
+        topology = sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
+        package = int((topology / "physical_package_id").read_text())
+        try:
+            die = int((topology / "die_id").read_text())
+        except FileNotFoundError:
+            # Kernels before 5.2 know no dies.
+            die = 0
+        places[cpu] = package, die
+    packages = [package for package, _ in places.values()]
+    several = len(set(packages)) < len(packages)
+    found = {
+        f"package-{package}-die-{die}" if several else f"package-{package}": cpu
+        for cpu, (package, die) in places.items()
+    }
+    if not found:
+        raise ValueError("cpumask is empty, expected a CPU of every socket")
+    return found

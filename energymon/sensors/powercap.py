@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Discovery, Missing, RawCounter
+from energymon.sensors.base import Discovery, Missing, Part, RawCounter
 from energymon.sensors.counter import Counter
-from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
-from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
-from energymon.ticker.ticker import Answers, Operation
+from energymon.sensors.rapl_domains import MAX_DOMAIN_W, SETTLE_S, drop_idle, learn_lags
+from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor
+from energymon.ticker.ticker import Operation
 
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
@@ -50,7 +50,7 @@ class _Zone(RaplCounters):
 
     reopens_on_doubt = True
 
-    def __init__(self, path: Path, domain: RaplDomain) -> None:
+    def __init__(self, path: Path, domain: Part) -> None:
         self.path = path / "energy_uj"
         counter = Counter(unit_j=_JOULES_PER_UJ, wrap=_range(path), max_w=_max_w(path), lag_s=LAG_S[_SOURCE])
         super().__init__(_SOURCE, [domain], [counter])
@@ -73,12 +73,6 @@ class _Zone(RaplCounters):
     def parse(self, data: bytes) -> list[int]:
         """Return the microjoules that the file holds."""
         return [_parse(data)]
-
-    def parse_many(self, answer: Answers) -> list[Iterator[int]] | None:
-        """Return the microjoules at several ticks."""
-        if min(answer.status) <= 0:
-            return None
-        return [map(_parse, (text[:size] for text, size in zip(answer.values[0], answer.status, strict=True)))]
 
     def operation(self) -> Operation:
         """Return a read of the file from its start."""
@@ -127,12 +121,12 @@ def _remedy(error: OSError) -> str:
     return _READABLE if isinstance(error, PermissionError) else _MASKED
 
 
-def domains(sysfs: Path) -> dict[RaplDomain, Path]:
+def domains(sysfs: Path) -> dict[Part, Path]:
     """Return the packages and DRAMs that the tree below `sysfs` names, readable or not, and their zones.
 
     A device of which an earlier zone has the name has its zone's name too.
     """
-    found: dict[RaplDomain, Path] = {}
+    found: dict[Part, Path] = {}
     for zone in _entries(sysfs):
         domain = _domain(zone)
         if domain in found:
@@ -144,7 +138,7 @@ def domains(sysfs: Path) -> dict[RaplDomain, Path]:
 
 def open_powercap(
     sysfs: Path,
-    only: Collection[RaplDomain] | None = None,
+    only: Collection[Part] | None = None,
     settle_s: float = SETTLE_S,
     confirmed_by: str | None = None,
 ) -> Discovery:
@@ -154,7 +148,7 @@ def open_powercap(
     `confirmed_by` names the interface that lists the same domains.
     """
     root = sysfs / "class" / "powercap"
-    zones: dict[RaplDomain, _Zone] = {}
+    zones: dict[Part, _Zone] = {}
     missing: list[Missing] = []
     for domain, path in domains(sysfs).items():
         if only is not None and domain not in only:
@@ -199,7 +193,7 @@ def _name(zone: Path) -> str:
         return ""
 
 
-def _domain(zone: Path) -> RaplDomain | None:
+def _domain(zone: Path) -> Part | None:
     """Return what the zone counts, or None for a zone that must not be added to the others."""
     name = _name(zone)
     domain: Domain

@@ -15,8 +15,8 @@ from typing import Final
 
 from energymon.reading import Domain
 from energymon.sensors import perf, powercap
-from energymon.sensors.base import Discovery, Missing
-from energymon.sensors.domains import SETTLE_S, RaplDomain, unread
+from energymon.sensors.base import Discovery, Missing, Part
+from energymon.sensors.rapl_domains import SETTLE_S, unread
 
 _LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dram": "is without DRAM in every list"}
 _ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
@@ -50,7 +50,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))
 
 
-def _unlisted(sysfs: Path, listed: Collection[RaplDomain]) -> Iterator[Missing]:
+def _unlisted(sysfs: Path, listed: Collection[Part]) -> Iterator[Missing]:
     """Yield the packages and DRAMs that others of their kind are listed without."""
     expected: dict[Domain, set[str]] = {"cpu": _sockets(sysfs), "dram": {_socket(device) for device, _ in listed}}
     for domain, whole in expected.items():

@@ -6,14 +6,12 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from energymon.errors import CounterError
-from energymon.sensors.base import CLOSED, Channel, Column, Missing, Point, RawCounter, counted_column
+from energymon.sensors.base import CLOSED, Part, RawCounter, SensorChannel, SensorPoint
 from energymon.sensors.counter import Counter
-from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
-from energymon.ticker.ticker import Answers, Operation, Raw
+from energymon.ticker.ticker import Operation, Raw
 
 
 class RaplCounters(ABC):
@@ -22,10 +20,10 @@ class RaplCounters(ABC):
     reopens_on_doubt: bool
     """Whether the file behind a counter with an impossible value may be another, and is opened again."""
 
-    def __init__(self, source: str, domains: Sequence[RaplDomain], counters: Sequence[Counter]) -> None:
+    def __init__(self, source: str, domains: Sequence[Part], counters: Sequence[Counter]) -> None:
         """Take the domains that are counted, and their counters."""
         self.domains = domains
-        self.channels = [Channel(*domain, source) for domain in domains]
+        self.channels = [SensorChannel(*domain, source) for domain in domains]
         self.counters = counters
         self.fd = CLOSED
         self.others: list[int] = []
@@ -42,13 +40,6 @@ class RaplCounters(ABC):
     @abstractmethod
     def parse(self, data: bytes) -> Sequence[int]:
         """Return each counter's value; raises ValueError for data that has none."""
-
-    @abstractmethod
-    def parse_many(self, answer: Answers) -> Sequence[Iterable[int]] | None:
-        """Return each counter's values at several ticks; None when an answer is not whole.
-
-        The iterables may raise ValueError.
-        """
 
     @abstractmethod
     def operation(self) -> Operation:
@@ -74,23 +65,12 @@ class RaplCounters(ABC):
             os.close(self.fd)
             self.fd = CLOSED
 
-    def learn(self, lags_s: Mapping[RaplDomain, float]) -> None:
-        """Take how old the values may be that the counters show, s."""
-        for i, domain in enumerate(self.domains):
-            if (lag_s := lags_s.get(domain)) is not None:
-                self.counters[i].lag_s = lag_s
-
-    def value(self, i: int) -> int:
-        """Return what counter `i` shows now; -1 if it cannot be read."""
+    def value(self, i: int) -> int | None:
+        """Return what counter `i` shows now; None if it cannot be read."""
         try:
             return self.parse(self.read())[i]
         except (OSError, ValueError):
-            return -1
-
-    def known(self, i: int) -> int | None:
-        """Return what counter `i` shows now; None if it cannot be read."""
-        value = self.value(i)
-        return None if value < 0 else value
+            return None
 
 
 class RaplSensor:
@@ -140,9 +120,9 @@ class RaplSensor:
             return None
         return [file.operation() for file in self._files]
 
-    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Return a point of each counter; those that one read shows share their time."""
-        points: list[Point] = []
+        points: list[SensorPoint] = []
         before_ns: int = raw[0]
         at = 1
         for index, file in enumerate(self._files):
@@ -159,7 +139,7 @@ class RaplSensor:
                 if isinstance(error, ValueError):
                     self._broken.append(index)
                 why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
-                points += [Point(channel, t_ns, None, problem=why) for channel in file.channels]
+                points += [SensorPoint(channel, t_ns, None, problem=why) for channel in file.channels]
                 for counter in file.counters:
                     counter.interrupt()
                 continue
@@ -169,31 +149,12 @@ class RaplSensor:
                 except CounterError as error:
                     if file.reopens_on_doubt:
                         self._broken.append(index)
-                    points.append(Point(channel, t_ns, None, problem=file.problem(str(error))))
+                    points.append(SensorPoint(channel, t_ns, None, problem=file.problem(str(error))))
                 else:
                     start, why = (file.started(i, values[i]), counter.why) if flags else (None, "")
                     early_ns, late_ns = max(now_ns - counter.since_ns, 0), after_ns - now_ns
-                    points.append(Point(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
+                    points.append(SensorPoint(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
         return points
-
-    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
-        """Decode several ticks at which every counter simply counted on."""
-        marks = [counter.mark() for file in self._files for counter in file.counters]
-        found: list[Column] = []
-        for file, answer in zip(self._files, answers, strict=True):
-            columns = file.parse_many(answer)
-            for i, counter in enumerate(file.counters):
-                try:
-                    counted = counter.advance(columns[i], answer.after_ns, answer.before_ns) if columns else None
-                except ValueError:
-                    counted = None
-                if counted is None:
-                    counters = [one for other in self._files for one in other.counters]
-                    for one, mark in zip(counters, marks, strict=True):
-                        one.back_to(mark)
-                    return None
-                found.append(counted_column(file.channels[i], answer, counted, offset_ns))
-        return found
 
     def describe(self) -> dict[str, object]:
         """Return each counter's channel, lag and origin."""
@@ -236,37 +197,3 @@ class RaplSensor:
                 error.__traceback__ = None
                 self._errors[index] = error
             self._fds[index] = self._files[index].fd
-
-
-def drop_idle(
-    sensor: str, files: Collection[RaplCounters], name_of: Callable[[RaplDomain], str], settle_s: float
-) -> tuple[set[RaplDomain], list[Missing]]:
-    """Return the domains that do not move within `settle_s` or repeat another one, and what to say of each.
-
-    `name_of` names a domain in messages.
-    """
-    values = {domain: partial(file.value, i) for file, i, domain in _each(files)}
-    missing: list[Missing] = []
-    resting = still(lambda: {domain: value() for domain, value in values.items()}, settle_s)
-    for domain in sorted(resting):
-        parts = unread(domain, values.keys() - resting)
-        missing.append(Missing(sensor, f"{name_of(domain)} does not move", still_remedy(domain), parts))
-        del values[domain]
-    same = repeated(values, settle_s)
-    for domain, first in same.items():
-        missing.append(Missing(sensor, f"{name_of(domain)} repeats {first[0]}", REPEATED))
-        del values[domain]
-    return resting | same.keys(), missing
-
-
-def learn_lags(files: Collection[RaplCounters], settle_s: float) -> None:
-    """Poll the counters, to learn how old their values may be; nothing where `settle_s` leaves no time for it."""
-    lags_s = lags({domain: partial(file.known, i) for file, i, domain in _each(files)}, settle_s)
-    for file in files:
-        file.learn(lags_s)
-
-
-def _each(files: Iterable[RaplCounters]) -> Iterator[tuple[RaplCounters, int, RaplDomain]]:
-    for file in files:
-        for i, domain in enumerate(file.domains):
-            yield file, i, domain

@@ -38,7 +38,7 @@ struct task {
     struct control *control;
     const struct operation *operations;
     uint8_t *ring;
-    int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns, strewn_ns;
+    int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns, dither_ns;
     int32_t count, readings, wake_fd, unused;
 };
 
@@ -69,7 +69,7 @@ static int32_t perform(const struct operation *op, uint8_t *data) {
 }
 
 /* How long after a tick it is taken, as clock.py has it. */
-static int64_t strewn(int64_t tick_ns, int64_t within_ns) {
+static int64_t dither(int64_t tick_ns, int64_t within_ns) {
     uint64_t mixed = (uint64_t)tick_ns + UINT64_C(0x9E3779B97F4A7C15);
     if (within_ns == 0)
         return 0;
@@ -98,7 +98,7 @@ int run(const struct task *task) {
     struct control *control = task->control;
     for (;;) {
         int64_t tick_ns = __atomic_load_n(&control->next_ns, __ATOMIC_RELAXED);
-        int64_t due_ns = tick_ns - task->offset_ns + strewn(tick_ns, task->strewn_ns);
+        int64_t due_ns = tick_ns - task->offset_ns + dither(tick_ns, task->dither_ns);
         struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
         if (__atomic_load_n(&control->leave, __ATOMIC_ACQUIRE))
             return LEFT;

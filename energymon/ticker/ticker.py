@@ -7,7 +7,7 @@ import functools
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -60,13 +60,6 @@ class Operation(NamedTuple):
     length: int | None = None
     buffer: int = 0
     """Address of the answer that the function leaves."""
-    form: str = ""
-    """What the answer is made of, as module struct has it; its bytes when empty."""
-
-    @property
-    def shape(self) -> str:
-        """The form, or that of plain bytes."""
-        return self.form or f"{self.size}s"
 
 
 class Reason(IntEnum):
@@ -93,24 +86,7 @@ class Taken(NamedTuple):
     return code, or the OSError that came instead."""
 
 
-class Answers(NamedTuple):
-    """One operation's answers, each column with an entry a tick."""
-
-    before_ns: Sequence[int]
-    """When it started, monotonic ns."""
-    after_ns: Sequence[int]
-    """When it was done, monotonic ns."""
-    status: Sequence[int]
-    """Bytes read or -errno; what a function returned."""
-    values: Sequence[Sequence[Any]]
-    """A column for each part of the operation's form."""
-
-    def middles_ns(self) -> list[int]:
-        """Return the middle of each answer, monotonic ns."""
-        return [(before + after) // 2 for before, after in zip(self.before_ns, self.after_ns, strict=True)]
-
-
-class Block:
+class TickBlock:
     """The ticks that a ring held."""
 
     def __init__(self, data: bytes, operations: Sequence[Sequence[Operation]]) -> None:
@@ -118,30 +94,15 @@ class Block:
         self._operations = operations
 
     def __len__(self) -> int:
-        return len(self._data) // _layout(self._operations, lambda op: f"{op.size}s").size
-
-    def columns(self) -> tuple[Sequence[int], list[list[Answers]]]:
-        """Return the ticks, UTC ns, and for each group of operations its answers."""
-        form = _layout(self._operations, lambda op: op.shape)
-        columns = list(zip(*form.iter_unpack(self._data), strict=True))
-        before_ns: Sequence[int] = columns[1]
-        at = 2
-        groups: list[list[Answers]] = []
-        for operations in self._operations:
-            groups.append([])
-            for op in operations:
-                end = at + 2 + _parts(op.shape)
-                groups[-1].append(Answers(before_ns, columns[at], columns[at + 1], columns[at + 2 : end]))
-                before_ns, at = columns[at], end
-        return columns[0], groups
+        return len(self._data) // _layout(self._operations).size
 
     def ticks(self) -> list[Taken]:
         """Return one tick after the other."""
-        form = _layout(self._operations, lambda op: f"{op.size}s")
+        form = _layout(self._operations)
         return [_taken(flat, self._operations) for flat in form.iter_unpack(self._data)]
 
 
-class _Operation(ctypes.Structure):
+class _OperationStruct(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32),
         ("fd", ctypes.c_int32),
@@ -153,7 +114,7 @@ class _Operation(ctypes.Structure):
     )
 
 
-class _Control(ctypes.Structure):
+class _ControlStruct(ctypes.Structure):
     _fields_ = (
         ("produced", ctypes.c_int64),
         ("begun_ns", ctypes.c_int64),
@@ -167,10 +128,10 @@ class _Control(ctypes.Structure):
     )
 
 
-class _Task(ctypes.Structure):
+class _TaskStruct(ctypes.Structure):
     _fields_ = (
-        ("control", ctypes.POINTER(_Control)),
-        ("operations", ctypes.POINTER(_Operation)),
+        ("control", ctypes.POINTER(_ControlStruct)),
+        ("operations", ctypes.POINTER(_OperationStruct)),
         ("ring", ctypes.c_void_p),
         ("capacity", ctypes.c_int64),
         ("slot_bytes", ctypes.c_int64),
@@ -179,7 +140,7 @@ class _Task(ctypes.Structure):
         ("wall_ns", ctypes.c_int64),
         ("unnoticed_ns", ctypes.c_int64),
         ("slow_ns", ctypes.c_int64),
-        ("strewn_ns", ctypes.c_int64),
+        ("dither_ns", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("readings", ctypes.c_int32),
         ("wake_fd", ctypes.c_int32),
@@ -205,7 +166,7 @@ class Ticker:
         slow_ns: int,
         slots: int | None = None,
         wake_fd: int = -1,
-        strewn_ns: int = 0,
+        dither_ns: int = 0,
     ) -> None:
         """Prepare the operations; `run` takes the ticks.
 
@@ -219,20 +180,20 @@ class Ticker:
             slow_ns: `run` reports an operation that takes longer, ns.
             slots: Ticks that the ring holds; default those of some seconds.
             wake_fd: `run` ends when this descriptor can be read; default none.
-            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0.
+            dither_ns: Ticks are taken up to so much late, at random, ns; default 0.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
         self._groups = groups
         self._sizes = [len(group) for group in groups]
-        self._slot_bytes = _layout(groups, lambda op: f"{op.size}s").size
+        self._slot_bytes = _layout(groups).size
         capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
         self._ring = bytearray(capacity * self._slot_bytes)
         self._capacity = capacity
-        self._control = _Control(until_ns=_FOREVER)
-        self._operations = (_Operation * len(operations))(*map(_packed, operations))
+        self._control = _ControlStruct(until_ns=_FOREVER)
+        self._operations = (_OperationStruct * len(operations))(*map(_packed, operations))
         self._buffer = (ctypes.c_char * len(self._ring)).from_buffer(self._ring)
-        self._task = _Task(
+        self._task = _TaskStruct(
             control=ctypes.pointer(self._control),
             operations=self._operations,
             ring=ctypes.addressof(self._buffer),
@@ -243,7 +204,7 @@ class Ticker:
             wall_ns=wall_ns,
             unnoticed_ns=UNNOTICED_NS,
             slow_ns=slow_ns,
-            strewn_ns=strewn_ns,
+            dither_ns=dither_ns,
             count=len(operations),
             readings=readings,
             wake_fd=wake_fd,
@@ -256,7 +217,7 @@ class Ticker:
         reason = Reason(self._run(ctypes.byref(self._task)))
         return reason, int(self._control.next_ns)
 
-    def take(self) -> Block | None:
+    def take(self) -> TickBlock | None:
         """Return the ticks that are in the ring and remove them; None without any."""
         control, size = self._control, self._slot_bytes
         with self._taking:
@@ -267,7 +228,7 @@ class Ticker:
             ring = memoryview(self._ring)
             data = bytes(ring[start:stop]) if start < stop else bytes(ring[start:]) + bytes(ring[:stop])
             self._free(ctypes.byref(control), end)
-        return Block(data, self._groups)
+        return TickBlock(data, self._groups)
 
     def in_progress(self) -> tuple[int, int] | None:
         """Return the group that is at work and since when, monotonic ns; None between ticks."""
@@ -278,7 +239,7 @@ class Ticker:
         """Return what the tick that was abandoned has brought, the group that held it up last."""
         control, size = self._control, self._slot_bytes
         start = control.produced % self._capacity * size
-        (whole,) = Block(bytes(self._ring[start : start + size]), self._groups).ticks()
+        (whole,) = TickBlock(bytes(self._ring[start : start + size]), self._groups).ticks()
         last = self._group(int(control.in_progress))
         # Of a group that was not done to its end there is no answer.
         ended = sum(self._sizes[: last + 1]) == int(control.in_progress) + 1
@@ -313,16 +274,10 @@ class Ticker:
         raise IndexError(operation)
 
 
-def _layout(groups: Sequence[Sequence[Operation]], shape: Callable[[Operation], str]) -> struct.Struct:
+def _layout(groups: Sequence[Sequence[Operation]]) -> struct.Struct:
     """Return what a slot is made of; what pads an answer to whole words is left out."""
-    parts = (f"qi4x{shape(op)}{-op.size % _WORD}x" for operations in groups for op in operations)
+    parts = (f"qi4x{op.size}s{-op.size % _WORD}x" for operations in groups for op in operations)
     return struct.Struct("=qq" + "".join(parts))
-
-
-@functools.cache
-def _parts(shape: str) -> int:
-    form = struct.Struct(f"={shape}")
-    return len(form.unpack(bytes(form.size)))
 
 
 def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
@@ -344,8 +299,8 @@ def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
     return Taken(tick_ns, raw)
 
 
-def _packed(op: Operation) -> _Operation:
+def _packed(op: Operation) -> _OperationStruct:
     read, pread, call, call_counted = range(4)
     of_file, of_function = (pread if op.seeks else read), (call if op.length is None else call_counted)
     kind = of_file if op.fd >= 0 else of_function
-    return _Operation(kind, op.fd, op.length or 0, op.size, op.function, op.handle, op.buffer)
+    return _OperationStruct(kind, op.fd, op.length or 0, op.size, op.function, op.handle, op.buffer)

@@ -188,11 +188,10 @@ class EnergySpec(Section):
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of `energymon run` for an estimate, and for the idle baseline."""
+        """Options of `energymon run` for an estimate."""
         return {
             "cpu-idle-fraction": self.cpu_idle_fraction,
             "cpu-tdp-w": self.cpu_tdp_w,
-            "idle-s": self.idle_s,
         }
 
 

@@ -32,6 +32,7 @@ class EnergyAgent(Agent):
             interval_ms=spec.interval_ms,
             estimate=spec.estimate,
             sensors=spec.sensors,
+            idle_s=spec.idle_s,
             options=[f"--{flag}={value}" for flag, value in given.items() if value is not None],
             log=store.with_suffix(".log"),
             environment=run_environment(run_id),

@@ -50,13 +50,6 @@ def test_output_that_cannot_be_written_is_one_line_of_stderr_and_status_2(store,
 
 
 @pytest.mark.process
-def test_a_file_is_exported_without_a_stdout(store, tmp_path):
-    done = shell(f"{RUN} export --store {store} --format csv --out {tmp_path}/out.csv >&-")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 51
-
-
-@pytest.mark.process
 def test_an_error_without_a_stderr_is_not_said_on_stdout():
     done = shell(f"{RUN} query --store /no/such --start 0 --end 1 2>&-")
     assert (done.returncode, done.stdout) == (2, "")
@@ -140,13 +133,6 @@ def test_a_store_that_cannot_be_read_is_told_in_a_line(store, capsys, spoil, tol
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"energymon: {store}: {told}")
     assert not out.exists()
-
-
-def test_an_agent_writes_to_no_device_and_no_fifo(tmp_path, capsys):
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", Path("/dev/null")):
-        assert main(["run", "--store", str(path), "--estimate", "missing", "--sysfs", str(tmp_path)]) == 2
-        assert capsys.readouterr().err.splitlines()[-1].startswith(f"energymon: {path}: ")
 
 
 @pytest.mark.process

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from energymon.clock import monotonic as clock_module
-from energymon.clock.monotonic import Clock, next_tick, strewn_ns, tick_at
+from energymon.clock.monotonic import Clock, dither_ns, next_tick, tick_at
 
 S = 1_000_000_000
 
@@ -62,11 +62,11 @@ def test_a_clock_goes_on_with_the_time_of_the_one_before_it(monkeypatch):
     assert second.wall_ns == pytest.approx(-30 * S, abs=S)
 
 
-def test_ticks_are_strewn_evenly_over_what_is_given():
-    late = [strewn_ns(k * 10**8, 10**8) for k in range(17 * 10**9, 17 * 10**9 + 4000)]
+def test_dithered_ticks_are_spread_evenly_over_what_is_given():
+    late = [dither_ns(k * 10**8, 10**8) for k in range(17 * 10**9, 17 * 10**9 + 4000)]
     assert all(0 <= ns < 10**8 for ns in late)
     tenths = [sum(ns // 10**7 == tenth for ns in late) for tenth in range(10)]
     assert all(300 < count < 500 for count in tenths)
     # One tells nothing of the next.
     assert abs(sum((a - 5e7) * (b - 5e7) for a, b in pairwise(late)) / sum((a - 5e7) ** 2 for a in late)) < 0.1
-    assert strewn_ns(123, 0) == 0
+    assert dither_ns(123, 0) == 0

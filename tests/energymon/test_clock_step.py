@@ -27,7 +27,7 @@ found = {}
 
 
 def measure(name, seconds):
-    with agent.window(name) as window:
+    with energymon.Window(name, agent=agent) as window:
         time.sleep(seconds)
     found[name] = {
         "joules": window.joules, "error_j": window.error_j, "start_ns": window.start_ns, "end_ns": window.end_ns,
@@ -37,7 +37,7 @@ def measure(name, seconds):
 
 with energymon.Agent(store, node="n", interval_ms=20, options=options) as agent:
     measure("before", 1.0)
-    with agent.window("across") as across:
+    with energymon.Window("across", agent=agent) as across:
         time.sleep(0.5)
         fd = os.open(os.environ["SHIFT_CLOCK"], os.O_WRONLY)
         found["stepped_at_ns"] = time.time_ns()

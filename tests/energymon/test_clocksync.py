@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from energymon.clock.sync import Responder, measure
-from energymon.errors import ClockError, ConfigError
+from energymon.errors import ClockError, OptionError
 
 MS = 1_000_000
 S = 1000 * MS
@@ -93,16 +93,6 @@ def test_the_quickest_exchange_is_taken():
     assert found.error_ns < 15 * MS
 
 
-@pytest.mark.process
-def test_lost_packets_cost_an_attempt_each():
-    with (
-        Responder("127.0.0.1") as responder,
-        relay(responder.port, lambda n: None if n % 2 else 0.0, lambda n: None if n == 0 else 0.0) as port,
-    ):
-        found = measure(f"127.0.0.1:{port}", "n", attempts=4, timeout_s=0.1)
-    assert abs(found.offset_ns) <= found.error_ns + CLOCKS_NS
-
-
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_requests():
     with Responder("127.0.0.1") as responder, relay(responder.port, back=lambda n: 0.08 if n < 3 else 0.0) as port:
         found = measure(f"127.0.0.1:{port}", "n", attempts=8, timeout_s=0.05)
@@ -140,11 +130,6 @@ def test_an_answer_with_impossible_times_is_refused_and_its_peer_named(times):
         measure(f"127.0.0.1:{port}", "n", attempts=2)
 
 
-def test_a_clock_more_than_a_century_away_is_refused():
-    with Responder("127.0.0.1", clock=lambda: 2**62) as responder, pytest.raises(ClockError):
-        measure(f"127.0.0.1:{responder.port}", "n", attempts=1, clock=lambda: 0)
-
-
 def test_garbage_is_not_answered_and_does_no_harm():
     dice = random.Random(1)
     with Responder("127.0.0.1") as responder, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
@@ -164,18 +149,8 @@ def test_it_answers_on_the_address_given_alone():
             measure(f"127.0.0.2:{responder.port}", "n", attempts=1, timeout_s=0.05)
         with pytest.raises(ClockError, match=r"127\.0\.0\.1"):
             Responder("127.0.0.1", responder.port)
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+    with pytest.raises(OptionError, match=r"192\.0\.2\.1"):
         Responder("")
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
-def test_addresses_of_ip_version_6_are_understood():
-    try:
-        responder = Responder("::1")
-    except ClockError:
-        pytest.skip("no IPv6 loopback")
-    with responder:
-        assert measure(f"[::1]:{responder.port}", "n").node == "n"
 
 
 def test_nobody_there_is_told_with_what_to_do():
@@ -191,10 +166,5 @@ def test_nobody_there_is_told_with_what_to_do():
     ["", "host", "host:", ":5", "host:0", "host:70000", "host:x", "::1:5", "[::1]", "[::1:5", "h:" + "9" * 5000, "h:²"],
 )
 def test_a_peer_that_is_no_host_and_port_is_refused(peer):
-    with pytest.raises(ConfigError, match="HOST:PORT"):
+    with pytest.raises(OptionError, match="HOST:PORT"):
         measure(peer, "n")
-
-
-def test_a_host_that_has_no_address_is_named():
-    with pytest.raises(ClockError, match=r"no-such-host\.invalid:5"):
-        measure("no-such-host.invalid:5", "n")

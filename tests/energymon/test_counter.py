@@ -96,9 +96,8 @@ def test_a_counter_that_is_higher_than_one_that_was_reset_can_be_goes_on_after_a
     c = counter(wrap=None)
     c.update(3_000_000_000, 0)
     c.interrupt()
-    assert c.advance([3_500_000_000], [7 * S]) is None, "it is for `update` to look at"
     assert c.update(3_500_000_000, 7 * S) == (pytest.approx(500.0), "")
-    assert c.advance([3_501_000_000], [8 * S]) is not None
+    assert c.update(3_501_000_000, 8 * S) == (pytest.approx(501.0), "")
 
 
 def test_a_counter_that_wraps_is_the_hardwares_and_goes_on_after_an_outage():
@@ -148,66 +147,3 @@ def test_joules_never_fall(values):
         joules, _ = c.update(value, i * S // 10)
         assert joules >= last
         last = joules
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 300)), min_size=1, max_size=60),
-    st.integers(0, 59),
-    st.sampled_from([None, 10_000]),
-)
-def test_many_values_are_taken_as_one_by_one_or_not_at_all(steps, cut, wrap):
-    def counter():
-        return Counter(unit_j=1e-3, wrap=wrap, max_w=3.0, lag_s=0.01)
-
-    shown, now_ns = 9_000, 0
-    values, times = [], []
-    for step, elapsed_ms in steps:
-        shown, now_ns = shown + step, now_ns + elapsed_ms * 1_000_000
-        values.append(shown if wrap is None else shown % wrap)
-        times.append(now_ns)
-    one, many = counter(), counter()
-    first = min(cut, len(values) - 1)
-    for c in (one, many):
-        take_all(c, values[:first], times[:first])
-    before = many.mark()
-    together = many.advance(values[first:], times[first:])
-    alone = take_all(one, values[first:], times[first:])
-    if together is None:
-        assert many.mark() == before
-    else:
-        assert [(joules, "") for joules in together[0]] == alone
-        assert many.mark() == one.mark()
-
-
-@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 130)), min_size=1, max_size=40))
-def test_many_powers_are_summed_as_one_by_one_or_not_at_all(steps):
-    one, many = (PowerIntegral(interval_ns=100_000_000) for _ in range(2))
-    now_ns = 0
-    watts, times = [], []
-    for power, elapsed_ms in steps:
-        now_ns += elapsed_ms * 1_000_000
-        watts.append(float(power))
-        times.append(now_ns)
-    for integral in (one, many):
-        integral.update(watts[0], times[0])
-    before = many.mark()
-    together = many.advance(watts[1:], times[1:], times[1:])
-    alone = [one.update(w, t) for w, t in zip(watts[1:], times[1:], strict=True)]
-    assert together is not None
-    assert [(joules, "") for joules in together] == alone
-    assert many.mark() == one.mark() != before or len(steps) == 1
-    outage = [times[-1] + 10**9]
-    before = many.mark()
-    assert many.advance([1.0], outage, outage) is None
-    assert many.mark() == before
-
-
-def take_all(counter, values, times):
-    """Take values one by one; what is refused is None."""
-    taken = []
-    for value, t_ns in zip(values, times, strict=True):
-        try:
-            taken.append(counter.update(value, t_ns))
-        except CounterError:
-            taken.append(None)
-    return taken

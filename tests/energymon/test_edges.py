@@ -12,7 +12,7 @@ import pytest
 import energymon
 from energymon import SqliteStore
 from energymon.clock.monotonic import boot_ns
-from energymon.sampling.edges import Asker, Listener, follow_ups_ns, socket_path
+from energymon.sampling.edges import Asker, EdgeListener, follow_ups_ns, socket_path
 from tests.energymon.conftest import one_by_one
 
 REPO = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def served(store):
             if listener.serve():
                 listener.answer()
 
-    with closing(Listener(socket_path(store))) as listener:
+    with closing(EdgeListener(socket_path(store))) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
         yield listener
@@ -79,7 +79,7 @@ def test_what_a_dead_agent_left_is_replaced_and_nothing_is_left_at_the_end(tmp_p
 
 def test_an_agent_that_does_not_answer_holds_up_a_window_for_a_tenth_of_a_second(tmp_path):
     store = tmp_path / "e.sqlite"
-    with closing(Listener(socket_path(store))), closing(Asker(store)) as asker:
+    with closing(EdgeListener(socket_path(store))), closing(Asker(store)) as asker:
         before_s = time.monotonic()
         assert asker.edge_ns() is None
         assert time.monotonic() - before_s < 2
@@ -87,7 +87,7 @@ def test_an_agent_that_does_not_answer_holds_up_a_window_for_a_tenth_of_a_second
 
 def test_an_answer_that_came_too_late_is_not_taken_for_the_next(tmp_path):
     store = tmp_path / "e.sqlite"
-    with closing(Listener(socket_path(store))) as listener, closing(Asker(store)) as asker:
+    with closing(EdgeListener(socket_path(store))) as listener, closing(Asker(store)) as asker:
         assert asker.edge_ns() is None
         listener.serve()
         assert listener.serve()
@@ -138,17 +138,6 @@ def test_a_window_has_readings_at_its_edges_and_a_bound_of_an_update_or_two(coun
 
 
 @pytest.mark.process
-def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, start_agent, monkeypatch):
-    agent = start_agent("--sysfs", str(counting), "--interval-ms", "500")
-    monkeypatch.setenv("ENERGYMON_STORE", str(agent.store))
-    with energymon.Window(node="n") as window:
-        time.sleep(0.05)
-    assert window.error_j < 30
-    agent.end()
-    assert not socket_path(agent.store).exists()
-
-
-@pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
     monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
@@ -160,17 +149,6 @@ def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_e
             before_s = time.monotonic()
             assert window.joules > 0
             assert time.monotonic() - before_s < 30
-
-
-def test_an_agent_that_was_started_again_is_asked_in_the_place_of_the_one_before_it(tmp_path):
-    store = tmp_path / "e.sqlite"
-    with served(store):
-        asker = Asker(store)
-        assert asker.edge_ns() is not None
-    with closing(asker):
-        assert asker.edge_ns() is None
-        with served(store):
-            assert asker.edge_ns() is not None
 
 
 def test_an_answer_says_what_keeps_readings_from_being_stored(tmp_path):

@@ -60,11 +60,6 @@ def test_waiting_for_disks_and_stolen_time_are_idle(at, tmp_path):
     assert point.joules == 0.0
 
 
-def test_the_default_tdp_is_that_of_the_papers_cpu_for_each_logical_cpu(at, tmp_path):
-    point = measure(at, tmp_path, line(), line(user=40), idle_fraction=0)
-    assert point.joules == pytest.approx(5.2 * 4 * 10)
-
-
 def test_a_stat_file_of_another_form_is_a_problem(at, tmp_path):
     point = measure(at, tmp_path, line(), "nonsense\n")
     assert point.joules is None
@@ -79,11 +74,3 @@ def test_this_host_can_be_estimated_and_says_that_it_is_an_estimate():
     assert first.channel.source == "estimate"
     assert second.joules > first.joules == 0.0
     assert sensor.describe()["tdp_w"] == pytest.approx(5.2 * os.cpu_count())
-
-
-def test_a_stat_file_that_cannot_be_read_is_a_problem():
-    sensor = EstimateSensor()
-    sensor.close()
-    (point,) = read(sensor)
-    assert point.joules is None
-    assert "Bad file descriptor" in point.problem

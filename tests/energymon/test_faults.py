@@ -5,12 +5,10 @@ import os
 import random
 import shlex
 import signal
-import struct
 import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,6 +100,7 @@ def killed_25_times(sysfs: Path, store: Path, seed: int):
     return everything(store)[0]
 
 
+@pytest.mark.slow
 def test_agents_killed_at_any_of_100_moments_lose_and_double_nothing_they_have_stored(rapl, tmp_path):
     # Most of it is agents that start, so several at a time; in processes, for a counter that a thread of this one moves
     # would stand still while others read.
@@ -110,38 +109,6 @@ def test_agents_killed_at_any_of_100_moments_lose_and_double_nothing_they_have_s
         kept = list(pool.map(killed_25_times, [rapl.root] * 4, stores, range(4)))
     for readings in kept:
         assert_nothing_is_made_up(readings, rapl)
-
-
-@each
-@both_samplers
-@pytest.mark.parametrize("step_s", [2, -2])
-def test_a_clock_that_is_set_is_told_and_costs_no_energy(rapl, start_agent, clock_shim, tmp_path, monkeypatch, step_s):
-    shift = tmp_path / "shift"
-    shift.write_bytes(struct.pack("q", 0))
-    monkeypatch.setenv("LD_PRELOAD", str(clock_shim))
-    monkeypatch.setenv("SHIFT_CLOCK", str(shift))
-    with rapl.running():
-        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
-        monkeypatch.delenv("LD_PRELOAD")
-        time.sleep(0.3)
-        fd = os.open(shift, os.O_WRONLY)
-        os.pwrite(fd, struct.pack("q", step_s * S), 0)
-        os.close(fd)
-        time.sleep(0.6)
-        said = agent.end()
-    readings, ticks, events = everything(agent.store)
-    assert [e.kind for e in events if e.kind == "clock-step"] == ["clock-step"]
-    assert "clock-step: " in said
-    with SqliteStore.open(agent.store) as store:
-        begun, step = [c for c in store.clocks() if c.peer == "wall"]
-    assert begun.offset_ns == 0
-    assert step.offset_ns == pytest.approx(step_s * S, abs=S // 100)
-    taken = sorted(t.first_ns for t in ticks)
-    assert len(taken) == len(set(taken))
-    assert {b - a for a, b in pairwise(taken)} == {20_000_000}, "every tick is there, taken or missed"
-    package = [r for r in readings if (r.device, r.domain) == ("package-0", "cpu")]
-    assert [r.flags for r in package].count(START) == 1
-    assert_nothing_is_made_up(readings, rapl)
 
 
 @each
@@ -165,19 +132,6 @@ def test_a_board_that_hangs_costs_the_packages_a_few_ticks_and_comes_back(rapl, 
     packages = {r.tick_ns for r in readings if r.device == "package-0"}
     assert {t.first_ns for t in alone} <= packages, "the packages are sampled meanwhile"
     assert_nothing_is_made_up(readings, rapl)
-
-
-def test_two_agents_on_one_host_tell_the_same_joules(rapl, start_agent, tmp_path):
-    with rapl.running():
-        one = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "one.sqlite")
-        two = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "two.sqlite")
-        time.sleep(0.6)
-        one.end()
-        two.end()
-    for agent in (one, two):
-        readings, _, _ = everything(agent.store)
-        assert len({r.tick_ns for r in readings}) > 20
-        assert_nothing_is_made_up(readings, rapl)
 
 
 def test_a_store_that_is_removed_under_the_agent_is_told_and_ends_it_with_an_error(rapl, start_agent):

@@ -1,6 +1,5 @@
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -20,22 +19,6 @@ def reading(tick_ms, value, *, late_us=0, flags="", device="package-0", domain="
 
 def ramp(watts=100.0, count=21, **kind):
     return [reading(100 * k, watts * 0.1 * k, **kind) for k in range(count)]
-
-
-@settings(deadline=None)
-@given(
-    powers=st.lists(st.floats(0, 500), min_size=4, max_size=40),
-    cuts=st.lists(st.integers(0, 10**9), min_size=2, max_size=8),
-)
-def test_any_split_of_an_interval_sums_to_the_whole(powers, cuts):
-    readings, total = [], 0.0
-    for k, power in enumerate(powers):
-        readings.append(reading(100 * k, total, late_us=(k * 37) % 900))
-        total += power * 0.1
-    first, last = readings[0].t_ns, readings[-1].t_ns
-    edges = sorted(first + cut % (last - first + 1) for cut in cuts)
-    parts = [joules(readings, a, b)[0].joules for a, b in pairwise(edges)]
-    assert sum(parts) == pytest.approx(joules(readings, edges[0], edges[-1])[0].joules, abs=1e-9)
 
 
 @pytest.mark.parametrize(("source", "lag_ms"), [("rapl-powercap", 1), ("nvml-counter", 100)])
@@ -109,11 +92,6 @@ def test_a_window_on_readings_is_bounded_by_what_is_shown_once_the_sensors_lag_i
     assert energy.error_j == pytest.approx(70.0)
 
 
-def test_where_no_reading_is_late_enough_the_lag_is_filled_by_the_power_around_the_edge():
-    (energy,) = joules(ramp(watts=700, source="nvml-counter", domain="gpu"), 500 * MS, 2000 * MS)
-    assert energy.error_j == pytest.approx(70.0)
-
-
 def test_a_probed_lag_tightens_the_bound():
     rows = [reading(10 * k, 7 * k, source="nvml-counter", domain="gpu") for k in range(201)]
     lags = {("n", "package-0", "gpu", "nvml-counter"): 0.02}
@@ -156,18 +134,6 @@ def test_joules_that_fall_without_a_flag_are_two_lives():
     assert joules(rows, 1200 * MS, 1500 * MS)[0].joules == pytest.approx(3.0)
 
 
-def test_a_window_added_up_in_stretches_is_the_window_in_one():
-    holey = [row for row in ramp() if not 400 * MS < row.tick_ns < 900 * MS]
-    for cuts in ([450, 470, 900], [500], [150, 151, 1700], [650]):
-        integral = Integral(150 * MS, interval_ns=100 * MS, clock_error_ns=MS)
-        for cut in [*cuts, 1850]:
-            integral.add(curves(holey), cut * MS)
-        (once,) = joules(holey, 150 * MS, 1850 * MS, 100 * MS, clock_error_ns=MS)
-        (added,) = integral.energies()
-        assert added.joules == pytest.approx(once.joules, rel=1e-12)
-        assert replace(added, joules=once.joules) == once
-
-
 def test_a_series_that_lacks_one_stretch_has_no_figure():
     integral = Integral(0)
     integral.add(curves([*ramp(), *ramp(device="package-1")]), S)
@@ -186,12 +152,6 @@ def test_an_integral_is_lost_once_no_series_covers_a_stretch():
     assert integral.energies() == []
 
 
-def test_readings_may_come_in_any_order():
-    shuffled = ramp()
-    random.Random(1).shuffle(shuffled)
-    assert joules(shuffled, 150 * MS, 1050 * MS) == joules(ramp(), 150 * MS, 1050 * MS)
-
-
 @pytest.mark.parametrize("source", ["nvml-power", "nvml-power-average", "estimate"])
 def test_sampled_power_and_an_estimate_have_no_error_bound(source):
     (energy,) = joules(ramp(source=source), 0, S, clock_error_ns=MS)
@@ -201,14 +161,6 @@ def test_sampled_power_and_an_estimate_have_no_error_bound(source):
 @pytest.mark.parametrize(("start", "end"), [(-1, S), (0, 2 * S + 1), (3 * S, 4 * S)])
 def test_a_series_that_does_not_cover_the_window_yields_nothing(start, end):
     assert joules(ramp(), start, end) == []
-
-
-def test_a_window_as_long_as_the_series_is_covered():
-    assert joules(ramp(), 0, 2 * S)[0].joules == pytest.approx(200.0)
-
-
-def test_an_empty_window_has_no_energy():
-    assert joules(ramp(), S, S)[0].joules == 0.0
 
 
 def test_nothing_is_joined_across_a_restart():
@@ -248,16 +200,6 @@ def test_an_inferred_reading_inside_the_window_is_told():
     assert joules(rows, 500 * MS, S)[0].interpolated
     assert joules(rows, 500 * MS, S)[0].interpolated_share == pytest.approx(0.2)
     assert not joules(rows, S, 2 * S)[0].interpolated
-
-
-def test_series_are_kept_apart_and_sorted():
-    rows = [*ramp(device="package-1"), *ramp(), *ramp(domain="dram", watts=10)]
-    found = joules(rows, 0, S)
-    assert [(e.device, e.domain, round(e.joules)) for e in found] == [
-        ("package-0", "cpu", 100),
-        ("package-0", "dram", 10),
-        ("package-1", "cpu", 100),
-    ]
 
 
 def test_a_window_that_ends_before_it_starts_is_refused():

@@ -5,14 +5,14 @@ import pytest
 from energymon import START, SqliteStore
 from energymon.sampling.punctuality import Missed, Portion
 from energymon.sampling.records import Gap, Sampled
-from energymon.sampling.writer import Writer
-from energymon.sensors.base import Channel, Point
+from energymon.sampling.writer import StoreWriter
+from energymon.sensors.base import SensorChannel, SensorPoint
 
 MS = 1_000_000
 S = 1000 * MS
 TICK = 100 * MS
 T0 = 1_700_000_000 * S
-CPU = Channel("package-0", "cpu", "rapl-powercap")
+CPU = SensorChannel("package-0", "cpu", "rapl-powercap")
 
 
 def test_missed_ticks_are_told_at_once_and_then_ever_more_rarely_while_they_go_on():
@@ -58,7 +58,7 @@ def events(tmp_path):
         failures = []
         with SqliteStore.create(tmp_path / "energy.sqlite") as store:
             store.begin_session("n", T0, TICK, {})
-            writer = Writer(
+            writer = StoreWriter(
                 store,
                 "n",
                 sensors,
@@ -78,7 +78,7 @@ def events(tmp_path):
 
 
 def at(second, joules, flags="", index=0, problem=""):
-    point = Point(CPU, T0 + round(second * S), joules, flags, problem)
+    point = SensorPoint(CPU, T0 + round(second * S), joules, flags, problem)
     return Sampled(T0 + round(second * S), 0, [(index, point)], True, False, 0, 0)
 
 
@@ -118,7 +118,7 @@ def test_a_counter_that_may_wrap_between_two_ticks_is_not_told_as_reset(events):
 
 def test_a_sensor_that_takes_longer_than_a_tick_is_told_with_how_long_it_takes(events):
     def late(tick):
-        return Sampled(T0 + tick * TICK, 0, [(0, Point(CPU, T0 + tick * TICK, 1.0))], False, True, 0, 250 * MS)
+        return Sampled(T0 + tick * TICK, 0, [(0, SensorPoint(CPU, T0 + tick * TICK, 1.0))], False, True, 0, 250 * MS)
 
     quiet = [Sampled(T0 + tick * TICK, 0, [], False, False, 0, 0) for tick in range(30)]
     ((when, kind, message),) = events([at(0, 0.0, START), *quiet[1:], late(1), late(4)], Sensor("nvml gpu-0"))

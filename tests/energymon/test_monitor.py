@@ -8,7 +8,7 @@ from energymon.clock import monotonic as clock_module
 from energymon.clock.monotonic import Clock
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import ClockStep, Gap, Sampled
-from energymon.sensors.base import Channel, Point
+from energymon.sensors.base import SensorChannel, SensorPoint
 
 MS = 1_000_000
 INTERVAL_NS = 20 * MS
@@ -19,7 +19,7 @@ class Steady:
 
     def __init__(self, name="steady", before=lambda count: None):
         self.name = name
-        self.channels = (Channel(name, "cpu", "estimate"),)
+        self.channels = (SensorChannel(name, "cpu", "estimate"),)
         self.count = 0
         self._before = before
 
@@ -31,18 +31,12 @@ class Steady:
     def operations(self):
         return None
 
-    def decode_many(self, answers, offset_ns):
-        return None
-
     def decode(self, raw, offset_ns):
         count, t_ns = raw
-        return [Point(self.channels[0], t_ns + offset_ns, float(count))]
+        return [SensorPoint(self.channels[0], t_ns + offset_ns, float(count))]
 
     def describe(self):
         return {}
-
-    def notes(self):
-        return []
 
     def close(self):
         pass
@@ -184,12 +178,6 @@ def test_stopping_does_not_wait_for_a_tick_that_is_far_off():
     monitor.start()
     monitor.stop()
     assert not [t for t in threading.enumerate() if t.name.startswith("sampler")]
-
-
-def test_no_thread_is_left():
-    before = threading.active_count()
-    watch([Steady("a"), Steady("b")], 0.05)
-    assert threading.active_count() == before
 
 
 def test_an_unforeseen_exception_of_a_sensor_is_told_to_the_owner():

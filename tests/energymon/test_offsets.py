@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energymon import ClockOffset
-from energymon.clock.offsets import Instant, at_wall, offset_at, wall_at
+from energymon.clock.offsets import WallInstant, at_wall, offset_at, wall_at
 
 MS = 1_000_000
 S = 1000 * MS
@@ -57,28 +57,28 @@ def wall(t_s, offset_s, within_s=0.0):
 
 def test_a_wall_clock_that_was_never_set_is_that_of_the_readings():
     for clocks in ([], [wall(100, 0.0)], [measured(100, 5.0)]):
-        assert at_wall(clocks, 120 * S) == Instant(120 * S)
+        assert at_wall(clocks, 120 * S) == WallInstant(120 * S)
         assert wall_at(clocks, 120 * S) == 120 * S
 
 
 def test_what_a_wall_clock_was_set_back_over_was_twice():
     clocks = [wall(100, 0.0), wall(200, -30.0, within_s=1.0)]
-    assert at_wall(clocks, 160 * S) == Instant(160 * S)
-    assert at_wall(clocks, 180 * S) == Instant(180 * S, 2)
-    assert at_wall(clocks, 169.5 * S) == Instant(169.5 * S, 2), "it may have been set before that was noticed"
-    assert at_wall(clocks, 210 * S) == Instant(240 * S)
+    assert at_wall(clocks, 160 * S) == WallInstant(160 * S)
+    assert at_wall(clocks, 180 * S) == WallInstant(180 * S, 2)
+    assert at_wall(clocks, 169.5 * S) == WallInstant(169.5 * S, 2), "it may have been set before that was noticed"
+    assert at_wall(clocks, 210 * S) == WallInstant(240 * S)
     assert wall_at(clocks, 240 * S) == 210 * S
     assert wall_at(clocks, 180 * S) == 180 * S
 
 
 def test_what_a_wall_clock_was_set_ahead_over_never_was():
     clocks = [wall(100, 0.0), wall(200, 30.0)]
-    assert at_wall(clocks, 199 * S) == Instant(199 * S)
-    assert at_wall(clocks, 215 * S) == Instant(200 * S, 0)
-    assert at_wall(clocks, 240 * S) == Instant(210 * S)
+    assert at_wall(clocks, 199 * S) == WallInstant(199 * S)
+    assert at_wall(clocks, 215 * S) == WallInstant(200 * S, 0)
+    assert at_wall(clocks, 240 * S) == WallInstant(210 * S)
 
 
 def test_what_was_before_the_first_agent_is_not_taken_for_what_was_after_a_step():
     clocks = [wall(100, 0.0), wall(110, -30.0)]
-    assert at_wall(clocks, 90 * S, since_ns=100 * S) == Instant(120 * S)
-    assert at_wall(clocks, 105 * S, since_ns=100 * S) == Instant(105 * S, 2)
+    assert at_wall(clocks, 90 * S, since_ns=100 * S) == WallInstant(120 * S)
+    assert at_wall(clocks, 105 * S, since_ns=100 * S) == WallInstant(105 * S, 2)

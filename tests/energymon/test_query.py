@@ -116,42 +116,6 @@ def test_where_a_board_measures_its_whole_module_the_total_does_not_add_what_is_
     assert by_name(window)["total"].joules == pytest.approx(600)
 
 
-def test_a_long_window_is_the_sum_of_its_stretches(make_store):
-    rows = ramp(50, last=12_345)
-    (window,) = query(make_store(rows, [CPU], ticks=()), T0 + 50 * MS, T0 + 12_340 * TICK)
-    assert window.energies[0].joules == pytest.approx(50 * (1234 - 0.05), rel=1e-9)
-    assert not window.energies[0].interpolated
-    assert window.missed_share == 1.0
-
-
-@pytest.mark.parametrize(("start", "end"), [(-(10**9), 1), (1, 10**9), (-(10**9), 10**9)])
-def test_what_a_query_asks_of_the_store_follows_its_data_and_not_the_span(make_store, monkeypatch, start, end):
-    asked = []
-    for name in ("readings", "ticks"):
-        answer = getattr(SqliteStore, name)
-        monkeypatch.setattr(SqliteStore, name, lambda *a, of=answer: asked.append(a) or of(*a))
-    (window,) = query(make_store(host()), T0 + start * S, T0 + end * S)
-    assert len(asked) < 10
-    assert window.energies == ()
-    assert 1 - 101 / (10 * 10**9) <= window.missed_share <= 1
-
-
-def test_ticks_are_missed_before_the_first_life_between_lives_and_after_the_last(tmp_path):
-    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
-        for begin in (0, 50):
-            store.begin_session("n", T0 + begin * S, TICK, {})
-            ticks = range(T0 + begin * S, T0 + (begin + 10) * S, TICK)
-            store.append(
-                [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks],
-                [Ticks(t, "n", False) for t in ticks],
-            )
-    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
-        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
-        assert window.missed_share == pytest.approx(0.8)
-        (window,) = query(store, T0 + 5 * S, T0 + 55 * S)
-        assert window.missed_share == pytest.approx(0.8)
-
-
 def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
     idle = [
         Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S // 2, 20.0, 0.5),
@@ -164,13 +128,6 @@ def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
     assert {name: c.net_j for name, c in found.items()} == pytest.approx({"cpu": 60, "gpu": 480, "total": 540})
     assert found["total"].idle_j == pytest.approx(160)
     assert found["total"].net_error_j == pytest.approx(found["total"].error_j + 3.0)
-
-
-def test_without_a_baseline_of_every_device_the_net_total_is_unknown(make_store):
-    idle = [Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)]
-    (window,) = query(make_store(host(), news=idle), T0 + S, T0 + 3 * S, net=True)
-    assert by_name(window)["cpu"].net_j == pytest.approx(60)
-    assert by_name(window)["total"].net_j is None
 
 
 def test_any_span_of_the_store_can_be_the_baseline(make_store):
@@ -215,12 +172,6 @@ def test_several_nodes_have_a_window_each_and_a_total(make_store):
     assert "clock offset" in text
     together = json.loads(json.dumps(to_json(windows)))
     assert together["total"]["joules"] == pytest.approx(1400)
-
-
-def test_the_total_over_nodes_is_unknown_when_one_has_no_figure(make_store):
-    windows = query(make_store(host("n"), nodes=("n", "m")), T0 + S, T0 + 3 * S)
-    assert total(windows).joules is None
-    assert "unknown" in render(windows)
 
 
 def test_a_node_that_is_not_there_is_named_with_those_that_are(make_store):
@@ -270,22 +221,6 @@ def test_a_window_that_is_covered_in_part_says_which_and_that_part_has_a_figure(
     assert "there are no readings in it" in render([window])
 
 
-def test_each_life_of_an_agent_is_a_part_of_a_window_that_no_one_covers(tmp_path):
-    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
-        for begin in (0, 50):
-            store.begin_session("n", T0 + begin * S + 50 * MS, TICK, {})
-            ticks = range(T0 + begin * S + TICK, T0 + (begin + 10) * S, TICK)
-            store.append([Reading(t, t + MS, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks])
-            # What a counter shows is less in the second life.
-            store._db.execute("UPDATE readings SET flags = 'start' WHERE tick_ns = ?", (ticks[0],))
-    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
-        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
-    assert window.covered == (
-        (T0 + TICK + MS, T0 + 10 * S - TICK + MS),
-        (T0 + 50 * S + TICK + MS, T0 + 60 * S - TICK + MS),
-    )
-
-
 def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures(make_store):
     restart = T0 + 7 * S
     rows = [r for r in ramp(50) if not T0 + 5 * S < r.tick_ns < restart]
@@ -297,14 +232,6 @@ def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures
     for (first, last), joules in zip(window.covered, (200, 100), strict=True):
         (part,) = query(store, first, last)
         assert by_name(part)["total"].joules == pytest.approx(joules)
-
-
-def test_a_device_that_lacks_all_of_a_window_leaves_no_part_to_ask_for(make_store):
-    rows = [r for r in host() if r.domain != "gpu" or r.tick_ns < T0 + S]
-    (window,) = query(make_store(rows), T0 + 2 * S, T0 + 3 * S)
-    text = render([window])
-    assert "gpu-0" in text
-    assert "ask for that part" not in text
 
 
 def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):

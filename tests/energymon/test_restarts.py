@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from energymon import Reading, SqliteStore, query
+from energymon import Reading, SqliteStore, Window, query
 from energymon.agent.window import Agent
 from energymon.analysis.restarts import bridged, restarts
-from energymon.reading import START, CounterStart
-from energymon.sensors.reference import Reference
-from energymon.stores.base import Session
+from energymon.reading import START, CounterStart, Session
+from energymon.sensors.perf import Reference
 
 S = 1_000_000_000
 RANGE_UJ = 262_143_328_850
@@ -116,7 +115,7 @@ def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules
         with run(rapl.root, store) as second:
             time.sleep(0.5)
             ended_ns, seconds = time.time_ns(), time.monotonic() - began
-            with second.window() as last:
+            with Window(agent=second) as last:
                 time.sleep(0.1)
             assert last.joules > 0
     with SqliteStore.open(store) as opened:
@@ -163,25 +162,3 @@ def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_regist
     (tmp_path / "max_energy_range_uj").write_text("1000\n")
     with pytest.raises(ValueError):
         Reference(tmp_path)
-
-
-@pytest.mark.process
-def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(rapl, tmp_path):
-    import sqlite3
-
-    store = tmp_path / "energy.sqlite"
-    with rapl.running():
-        with run(rapl.root, store):
-            began_ns = time.time_ns()
-            time.sleep(0.2)
-        with run(rapl.root, store):
-            time.sleep(0.2)
-            ended_ns = time.time_ns()
-    with sqlite3.connect(store) as db:
-        db.execute("UPDATE counters SET boot_id = rowid")
-    with SqliteStore.open(store) as opened:
-        (found,) = query(opened, began_ns, ended_ns)
-    assert found.components[-1].joules is None
-    told = [e.message for e in found.events if e.kind == "restart-unknown"]
-    assert len(told) == 4
-    assert "booted" in told[0]

@@ -96,16 +96,6 @@ def test_no_tuple_reaches_across_a_restart():
     assert [t.t_ns // TICK for t in tuples(rows, 0, 2 * S, TICK)] == [*range(1, 11), *range(12, 21)]
 
 
-def test_several_nodes_have_a_tuple_each_at_every_tick():
-    found = list(tuples([*host(), *host(node="m")], 0, S, TICK))
-    assert [(t.t_ns // TICK, t.node) for t in found[:3]] == [(1, "m"), (1, "n"), (2, "m")]
-
-
-def test_a_span_that_ends_before_it_starts_is_refused():
-    with pytest.raises(WindowError):
-        list(tuples([], 1, 0, TICK))
-
-
 def sensors(*channels):
     return {
         "sensors": [
@@ -133,16 +123,3 @@ def test_each_session_of_a_store_has_its_own_interval_and_devices(tmp_path):
     either = [t.cpu_energy or t.cpu_energy_estimate for t in found]
     assert either == pytest.approx([7.0] * 10 + [10.0] * 9)
     assert [t.cpu_energy is None for t in found] == [True] * 10 + [False] * 9
-
-
-def test_a_device_that_was_lost_long_ago_is_still_missed(tmp_path):
-    named = sensors(("package-0", "cpu", "rapl-perf"), ("gpu-0", "gpu", "nvml-counter"))
-    with SqliteStore.create(tmp_path / "energy.sqlite") as store:
-        store.begin_session("n", 0, TICK, named)
-        store.append(ramp(50, last=12_000))
-        store.append(ramp(300, last=20, domain="gpu", device="gpu-0", source="nvml-counter"))
-    with SqliteStore.open(tmp_path / "energy.sqlite") as store:
-        found = list(stored_tuples(store, 0, 2**63 - 1))
-    assert len(found) == 12_000
-    assert [t.gpu_energy is None for t in found] == [False] * 20 + [True] * 11_980
-    assert sum(t.cpu_energy for t in found) == pytest.approx(60_000, rel=1e-9)

@@ -1,6 +1,5 @@
 """Windows over agents that are processes of their own, estimating where this machine has no sensors."""
 
-import contextlib
 import functools
 import gc
 import json
@@ -16,11 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError
+from energymon import START, Agent, Event, Reading, SensorError, SqliteStore, StoreError, Window, WindowError
 from energymon.agent import process as agent_process
-from energymon.agent import shared as own_agent
-from energymon.agent.lifetime import remove_abandoned
-from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
 
@@ -61,10 +57,10 @@ def estimating(bare):
 @pytest.fixture
 def shared(monkeypatch, estimating):
     """Let the agent that this process starts by itself estimate; ends it."""
-    monkeypatch.setattr(own_agent, "AgentProcess", estimating)
+    monkeypatch.setattr(agent_process, "Agent", estimating)
     yield
-    own_agent._stop_shared()
-    monkeypatch.setattr(own_agent, "_shared", None)
+    if agent_process._shared is not None:
+        agent_process._shared.remove()
 
 
 def wait_for(condition, seconds=20.0):
@@ -83,7 +79,7 @@ def runs(pid):
 
 def test_a_window_has_joules_that_are_labelled_as_what_they_are(estimating):
     with estimating() as agent:
-        with agent.window("epoch") as window:
+        with Window("epoch", agent=agent) as window:
             time.sleep(0.1)
         assert window.joules > 0
         assert window.by_domain == {"cpu": window.joules}
@@ -91,21 +87,6 @@ def test_a_window_has_joules_that_are_labelled_as_what_they_are(estimating):
         assert (window.estimated, window.error_j, window.net_joules) == (True, None, None)
         assert window.duration_s == pytest.approx((window.end_ns - window.start_ns) / 1e9, abs=0.05)
         assert [e.source for e in window.energies] == ["estimate"]
-
-
-def test_windows_nest_and_overlap(estimating):
-    with estimating() as agent, contextlib.ExitStack() as last:
-        with agent.window("outer") as outer, agent.window("first") as first:
-            time.sleep(0.05)
-            overlapping = last.enter_context(agent.window("overlapping"))
-            with agent.window("second") as second:
-                time.sleep(0.05)
-        time.sleep(0.05)
-        last.close()
-        assert 0 < second.joules <= first.joules <= outer.joules
-        assert overlapping.joules >= second.joules
-        assert outer.start_ns < first.start_ns < overlapping.start_ns < second.start_ns < second.end_ns
-        assert overlapping.end_ns > outer.end_ns
 
 
 def test_windows_of_several_threads_are_their_own(shared):
@@ -144,8 +125,8 @@ def test_an_agent_that_does_not_start_says_why(bare, tmp_path):
 
 
 def test_what_a_window_uses_beyond_idle_is_net_of_the_recorded_baseline(estimating, bare):
-    with estimating(options=(*bare, "--idle-s", "0.4")) as agent:
-        with agent.window() as window:
+    with estimating(idle_s=0.4) as agent:
+        with Window(agent=agent) as window:
             deadline = time.monotonic() + 0.3
             while time.monotonic() < deadline:
                 pass
@@ -155,18 +136,10 @@ def test_what_a_window_uses_beyond_idle_is_net_of_the_recorded_baseline(estimati
 
 def test_figures_of_an_open_window_are_refused(estimating):
     with estimating() as agent:
-        with agent.window("epoch") as window, pytest.raises(WindowError, match="'epoch'"):
+        with Window("epoch", agent=agent) as window, pytest.raises(WindowError, match="'epoch'"):
             assert window.joules
         with pytest.raises(WindowError), window:
             pass
-
-
-def test_a_window_outlives_an_exception(estimating):
-    with estimating() as agent:
-        window = agent.window()
-        with pytest.raises(ZeroDivisionError), window:
-            _ = 1 / 0
-        assert window.joules >= 0
 
 
 def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(estimating, monkeypatch, tmp_path):
@@ -181,16 +154,6 @@ def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(est
     monkeypatch.setenv("ENERGYMON_STORE", str(tmp_path / "none.sqlite"))
     with pytest.raises(StoreError, match="there is no store here"), Window():
         pass
-
-
-def test_a_store_whose_agent_has_ended_has_no_figure_for_what_came_after(estimating, tmp_path):
-    store = tmp_path / "energy.sqlite"
-    with estimating(store, node="this-host"):
-        pass
-    with Window("late", store=store) as window:
-        pass
-    with pytest.raises(WindowError, match=r"(?s)'late'.*this-host"):
-        assert window.joules
 
 
 def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it(tmp_path):
@@ -228,7 +191,7 @@ def test_a_window_notices_on_entry_that_its_agent_is_dead(estimating):
     with estimating() as agent:
         agent._child.process.kill()
         agent._child.process.wait()
-        with pytest.raises(WindowError, match="'epoch'"), agent.window("epoch"):
+        with pytest.raises(WindowError, match="'epoch'"), Window("epoch", agent=agent):
             pass
 
 
@@ -240,51 +203,8 @@ def test_a_window_notices_on_entry_that_the_agent_of_the_store_that_is_named_is_
             pass
         agent._child.process.kill()
         agent._child.process.wait()
-        with pytest.raises(WindowError, match=r"this-host, process \d+"), Window():
+        with pytest.raises(WindowError, match=r"this-host \(process \d+\)"), Window():
             pass
-
-
-def test_of_several_nodes_in_a_store_the_one_asked_for_is_taken(tmp_path):
-    now = time.time_ns() - 10 * S
-    path = tmp_path / "energy.sqlite"
-    with SqliteStore.create(path) as store:
-        for node, watts in (("a", 10.0), ("b", 20.0)):
-            store.begin_session(node, now, 100 * MS, {})
-            store.append(
-                Reading(now + k * 100 * MS, now + k * 100 * MS, node, "package-0", "cpu", "rapl-perf", watts * k / 10)
-                for k in range(200)
-            )
-    with SqliteStore.open(path) as store:
-        with Window(node="b", store=store) as window:
-            time.sleep(0.01)
-        assert window.joules == pytest.approx(20.0 * (window.end_ns - window.start_ns) / 1e9, rel=1e-6)
-        assert 0 < window.error_j < 2 * 20 * 0.1 + 0.1
-        with Window(store=store) as nobody:
-            pass
-        with pytest.raises(WindowError, match="a, b"):
-            assert nobody.joules
-
-
-def test_a_device_that_was_lost_leaves_its_domain_and_the_total_without_a_figure(tmp_path):
-    now = time.time_ns() - 10 * S
-    channels = [
-        {"device": "package-0", "domain": "cpu", "source": "rapl-perf"},
-        {"device": "gpu-0", "domain": "gpu", "source": "nvml-counter"},
-    ]
-    with SqliteStore.create(tmp_path / "energy.sqlite") as store:
-        session = store.begin_session("a", now, 100 * MS, {"sensors": [{"channels": channels}]})
-        store.append(
-            Reading(now + k * 100 * MS, now + k * 100 * MS, "a", c["device"], c["domain"], c["source"], float(k))
-            for c in channels
-            for k in range(200 if c["domain"] == "cpu" else 50)
-        )
-        store.end_session(session, now + 20 * S, 0.0)
-    with Window("epoch", store=tmp_path / "energy.sqlite") as window:
-        time.sleep(0.01)
-    assert window.by_domain["cpu"] > 0
-    assert window.by_domain["gpu"] is None
-    with pytest.raises(WindowError, match=r"'epoch'.*gpu-0"):
-        assert window.joules
 
 
 def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(estimating, monkeypatch):
@@ -298,12 +218,12 @@ def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(esti
     )
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     with estimating() as agent:
-        with agent.window(sync_cuda=True) as window:
+        with Window(sync_cuda=True, agent=agent) as window:
             time.sleep(0.01)
-        with agent.window():
+        with Window(agent=agent):
             pass
         cuda.is_initialized = lambda: False
-        with agent.window(sync_cuda=True):
+        with Window(sync_cuda=True, agent=agent):
             pass
     assert [device for device, _ in calls] == [0, 2, 0, 2]
     assert calls[1][1] <= window.start_ns + MS
@@ -314,10 +234,10 @@ def program(code, **environment):
     """Start a program that opens windows, its own agent estimating."""
     head = (
         "import functools, json, os, sys, time\n"
-        "from energymon.agent import shared as agent_process\n"
+        "from energymon.agent import process as agent_process\n"
         "from energymon.agent.window import Window\n"
-        "agent_process.AgentProcess = functools.partial(\n"
-        "    agent_process.AgentProcess, estimate='missing', interval_ms=20,\n"
+        "agent_process.Agent = functools.partial(\n"
+        "    agent_process.Agent, estimate='missing', interval_ms=20,\n"
         "    options=json.loads(os.environ['OPTIONS']))\n"
     )
     return subprocess.Popen(
@@ -338,18 +258,12 @@ def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_fold
     assert list(temporary_folder.iterdir()) == []
 
 
-def test_the_agent_of_a_program_that_is_killed_ends_and_what_it_left_is_removed_by_the_next(
-    bare, estimating, temporary_folder
-):
+def test_the_agent_of_a_program_that_is_killed_ends_and_leaves_nothing(bare, temporary_folder):
     code = "with Window() as window:\n    print(window._agent.pid, flush=True)\n    time.sleep(60)\n"
     with program(code, OPTIONS=json.dumps(bare)) as process:
         pid = process.stdout.readline().strip()
         process.kill()
     wait_for(lambda: not runs(pid))
-    assert len(list(temporary_folder.iterdir())) == 1
-    with estimating():
-        (mine,) = temporary_folder.iterdir()
-        assert mine.name.startswith(f"energymon-{os.getpid()}-")
     assert list(temporary_folder.iterdir()) == []
 
 
@@ -361,7 +275,7 @@ def test_a_forked_process_starts_its_own_agent_and_leaves_its_parents_alone(bare
         "with Window() as window: time.sleep(0.05)\n"
         "told = [window._agent.pid == mine, window.joules > 0]\n"
         "if not child:\n"
-        "    agent_process._stop_shared()\n"
+        "    agent_process._shared.remove()\n"
         "    os._exit(0 if told == [False, True] else 1)\n"
         "print(*told, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "with Window() as after: time.sleep(0.05)\n"
@@ -387,9 +301,9 @@ def test_nothing_of_an_agent_that_was_stopped_stays(estimating, temporary_folder
 
 def test_the_figures_of_ended_windows_stay_readable_when_their_agent_was_stopped(estimating):
     with estimating() as agent:
-        with agent.window("epoch") as window:
+        with Window("epoch", agent=agent) as window:
             time.sleep(0.05)
-        late = agent.window("late")
+        late = Window("late", agent=agent)
         late.__enter__()
     assert window.joules > 0
     late.__exit__(None, None, None)
@@ -407,31 +321,10 @@ def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, t
     first._agent._child.process.wait()
     with Window("second") as second:
         time.sleep(0.05)
-    assert second._agent is not first._agent
     assert first.joules > 0
     assert second.joules > 0
-    own_agent._stop_shared()
+    second._agent.remove()
     assert list(temporary_folder.iterdir()) == []
-
-
-def test_the_store_of_a_living_process_that_cannot_be_seen_is_left_alone(estimating, temporary_folder):
-    with estimating() as agent:
-        # A process of another container: its id is nobody's here.
-        other = temporary_folder / "energymon-999999999-abc"
-        agent._folder.path.rename(other)
-        try:
-            remove_abandoned(temporary_folder)
-            assert (other / "energy.sqlite").exists()
-        finally:
-            other.rename(agent._folder.path)
-
-
-def test_what_a_dead_process_left_is_removed_though_its_id_is_anothers_now(temporary_folder):
-    left = temporary_folder / f"energymon-{os.getpid()}-abc"
-    left.mkdir()
-    (left / "lock").touch()
-    remove_abandoned(temporary_folder)
-    assert not left.exists()
 
 
 def test_an_agent_is_started_once_at_a_time(estimating):
@@ -454,23 +347,11 @@ def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
         assert (session.node, session.interval_ns) == ("-x", 33_333_333)
 
 
-@pytest.mark.parametrize("options", [("--idle-s", "7"), ("--idle-s=7",)])
-def test_an_agent_that_records_a_baseline_is_waited_for_that_much_longer(options):
-    assert Agent(options=options).ready_s == agent_process._READY_S + 7
-    assert Agent(options=("--idle-s", "x")).ready_s == agent_process._READY_S
-
-
 def test_an_agent_that_is_not_ready_in_time_is_told_so(estimating, monkeypatch, temporary_folder):
     monkeypatch.setattr(agent_process, "_READY_S", 0.001)
     with pytest.raises(AgentError, match=r"0\.001 s"):
         estimating().start()
     assert list(temporary_folder.iterdir()) == []
-
-
-def test_the_duration_of_an_open_window_is_refused_without_assertions_too(bare):
-    code = "w = Window()\ntry: print(w.duration_s)\nexcept Exception as error: print(type(error).__name__)\n"
-    with program(code, OPTIONS=json.dumps(bare), PYTHONOPTIMIZE="1") as process:
-        assert process.communicate(timeout=30)[0].split() == ["WindowError"]
 
 
 def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, monkeypatch, tmp_path):
@@ -480,27 +361,3 @@ def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, 
     monkeypatch.setenv("ENERGYMON_STORE", str(store))
     with pytest.raises(WindowError, match=r"ENERGYMON_STORE=.*this-host"), Window():
         pytest.fail("it was entered")
-
-
-def test_a_window_read_in_a_forked_process_names_the_one_that_its_agent_belongs_to(bare):
-    code = (
-        "agent = agent_process.AgentProcess()\n"
-        "agent.start()\n"
-        "with Window(agent=agent) as window: time.sleep(0.02)\n"
-        "ours, theirs = os.pipe()\n"
-        "child = os.fork()\n"
-        "if not child:\n"
-        "    os.close(theirs)\n"
-        "    os.read(ours, 1)\n"
-        "    try: window.joules\n"
-        "    except Exception as error: print(type(error).__name__, str(error), flush=True)\n"
-        "    os._exit(0)\n"
-        "agent.remove()\n"
-        "os.close(theirs)\n"
-        "os.waitpid(child, 0)\n"
-        "print(os.getpid())\n"
-    )
-    with program(code, OPTIONS=json.dumps(bare)) as process:
-        said, pid = process.communicate(timeout=30)[0].splitlines()
-    assert said.startswith("WindowError")
-    assert f"process {pid}," in said

@@ -82,7 +82,7 @@ def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_
     for path in folder.rglob("*"):
         if path.is_file():
             assert server.token.encode() not in path.read_bytes(), path
-    assert not [args for args in _running() if "energymon.sender" in args and str(tmp_path) in args]
+    assert not [args for args in _running() if "energymon send" in args and str(tmp_path) in args]
 
 
 def _running():

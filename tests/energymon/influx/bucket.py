@@ -4,9 +4,8 @@ import json
 import re
 from urllib.parse import unquote
 
-from energymon.influx.lineprotocol import BASELINES, CLOCKS, COUNTERS, ENERGY, EVENTS, SESSIONS, TICKS
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Ticks
-from energymon.stores.base import Session
+from energymon.influx.lineprotocol import ENERGY, EVENTS, SESSIONS, TICKS
+from energymon.reading import Event, Reading, Session, Ticks
 
 FIRST_NS, LAST_NS = -(2**63) + 2, 2**63 - 2
 """The first and the last instant, UTC ns, that InfluxDB knows."""
@@ -56,17 +55,6 @@ class Bucket:
 
     def sessions(self):
         return sorted((to_session(*p) for p in self._points(SESSIONS)), key=lambda s: (s.start_ns, s.node, s.name))
-
-    def clocks(self):
-        return sorted((to_clock(*p) for p in self._points(CLOCKS)), key=lambda c: (c.t_ns, c.node, c.peer))
-
-    def baselines(self):
-        found = (to_baseline(*p) for p in self._points(BASELINES))
-        return sorted(found, key=lambda b: (b.start_ns, b.node, b.device, b.domain, b.source))
-
-    def counters(self):
-        found = (to_counter(*p) for p in self._points(COUNTERS))
-        return sorted(found, key=lambda c: (c.t_ns, c.node, c.device, c.domain, c.source))
 
     def _points(self, measurement):
         """Yield tags, time (UTC ns) and fields of every point."""
@@ -122,37 +110,4 @@ def to_session(tags, time_ns, fields):
         int(fields["interval_ns"]),
         None if cpu_s is None else float(cpu_s),
         json.loads(fields["description"]),
-    )
-
-
-def to_clock(tags, time_ns, fields):
-    return ClockOffset(
-        time_ns, text_of(tags["node"]), text_of(tags["peer"]), int(fields["offset_ns"]), int(fields["error_ns"])
-    )
-
-
-def to_baseline(tags, time_ns, fields):
-    error_w = fields.get("error_w")
-    return Baseline(
-        *(text_of(tags[name]) for name in ("node", "device", "domain", "source")),
-        time_ns,
-        int(fields["end_ns"]),
-        float(fields["watts"]),
-        None if error_w is None else float(error_w),
-    )
-
-
-def to_counter(tags, time_ns, fields):
-    return CounterStart(
-        *(text_of(tags[name]) for name in ("node", "device", "domain", "source")),
-        time_ns,
-        int(fields["t_ns"]),
-        int(fields["boot_ns"]),
-        fields["boot_id"],
-        float(fields["joules"]),
-        int(fields["raw"]),
-        float(fields["unit_j"]),
-        int(fields["wrap"]) if fields.get("wrap") else None,
-        float(fields["max_w"]),
-        fields["counter"],
     )

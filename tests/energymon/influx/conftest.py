@@ -52,7 +52,7 @@ def make_store(tmp_path):
 
     def make(node="n", name="energy.sqlite", interval_ns=100_000_000, start_ns=1_700_000_000_000_000_000):
         store = SqliteStore.create(tmp_path / name)
-        store.begin_session(node, start_ns, interval_ns, {"host": node}, sends=True)
+        store.begin_session(node, start_ns, interval_ns, {"host": node})
         stores.append(store)
         return store
 

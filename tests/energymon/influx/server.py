@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from energymon.influx.client import InfluxClient
+from energymon.influx.cursor import StoreCursor
 from energymon.influx.settings import InfluxSettings
-from energymon.influx.spool import Spool
 
 REPO = Path(__file__).parents[3]
 ORG = "home"
@@ -144,10 +144,10 @@ def free_port() -> int:
 
 def drain(path: Path, settings: InfluxSettings) -> None:
     """Send all that a store's outbox has."""
-    with Spool(path) as spool, InfluxClient(settings) as uplink:
-        while (batch := spool.next_batch()) is not None:
+    with StoreCursor(path) as cursor, InfluxClient(settings) as uplink:
+        while (batch := cursor.next_batch()) is not None:
             uplink.post(batch.lines)
-            spool.acknowledge(batch)
+            cursor.acknowledge(batch)
 
 
 class SenderProcess:
@@ -155,7 +155,7 @@ class SenderProcess:
 
     def __init__(self, store: Path, environment: dict[str, str], *options: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("INFLUXDB_V2_")}
-        self.argv = [sys.executable, "-m", "energymon.sender", "--store", str(store), *options]
+        self.argv = [sys.executable, "-m", "energymon", "send", "--store", str(store), *options]
         self.process = subprocess.Popen(
             self.argv,
             cwd=REPO,

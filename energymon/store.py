@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, store_error, transaction
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Ticks
-from energymon.stores.base import Session
-from energymon.stores.database import BESIDE, connect, open_for_reading, open_for_writing, store_error
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Session, Ticks
 from joulefeed.closing import Closing
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
@@ -42,6 +41,8 @@ _TICKS: Final = """SELECT first_ns, last_ns, interval_ns, missed FROM ticks WHER
     (SELECT max(first_ns) FROM ticks WHERE node = ? AND first_ns <= ?), 0) AND first_ns < ? ORDER BY first_ns"""
 _LAST_TICKS: Final = """SELECT first_ns, last_ns, interval_ns, missed FROM ticks WHERE node = ?
     ORDER BY first_ns DESC LIMIT 1"""
+_NEWEST: Final = """SELECT max(coalesce((SELECT max(tick_ns) FROM readings), -1),
+    coalesce((SELECT max(last_ns) FROM ticks WHERE node = ?), -1))"""
 _FLAGGED: Final = """SELECT DISTINCT r.tick_ns FROM series s JOIN readings r INDEXED BY flagged ON r.series_id = s.id
     AND r.tick_ns BETWEEN ? AND ? AND r.flags <> '' WHERE s.node = ? ORDER BY r.tick_ns"""
 
@@ -55,7 +56,9 @@ class SqliteStore(Closing):
         self._lock_fd = lock_fd
         self._real, self._is_moved = path.resolve(), False
         self._series: dict[Series, int] = {}
-        self._session, self._since_ns, self._sends = 0, 0, False
+        self._since_ns = 0
+        self._newest_ns: dict[str, int] = {}
+        """The last tick of each node that was stored."""
 
     @classmethod
     def create(cls, path: Path) -> SqliteStore:
@@ -90,31 +93,24 @@ class SqliteStore(Closing):
     def append_rows(self, rows: Sequence[Row], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
-            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", self._numbered(rows))
+            numbered = self._numbered(rows)
+            self._note_late(rows, ticks)
+            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", numbered)
             self._add_ticks(ticks)
             for item in news:
                 values = astuple(item)
                 places = ", ".join("?" * len(values))
                 self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", values)  # noqa: S608
-            touched = [row[0] for row in rows] + [at for t in ticks for at in (t.first_ns, t.last_ns)]
-            touched = touched if self._sends else []
-            if touched:
-                self._db.execute(
-                    "INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings) VALUES (?, ?, ?, ?)",
-                    (self._session, min(touched), max(touched), len(rows)),
-                )
 
-    def begin_session(
-        self, node: str, start_ns: int, interval_ns: int, description: Mapping[str, object], *, sends: bool = False
-    ) -> Session:
-        """Record that an agent starts; with `sends`, every batch is noted in the outbox for the sender."""
+    def begin_session(self, node: str, start_ns: int, interval_ns: int, description: Mapping[str, object]) -> Session:
+        """Record that an agent starts."""
         name = f"{start_ns}-{os.getpid()}"
         with self._transaction():
-            row = self._db.execute(
+            self._db.execute(
                 "INSERT INTO sessions (name, node, start_ns, interval_ns, description) VALUES (?, ?, ?, ?, ?)",
                 (name, node, start_ns, interval_ns, json.dumps(description)),
             )
-            self._session, self._since_ns, self._sends = int(row.lastrowid or 0), start_ns, sends
+            self._since_ns = start_ns
         return Session(name, node, start_ns, None, interval_ns, None, description)
 
     def end_session(
@@ -281,6 +277,19 @@ class SqliteStore(Closing):
             "INSERT OR REPLACE INTO ticks VALUES (?, ?, ?, ?, ?)", [(n, *row) for n, own in rows.items() for row in own]
         )
 
+    def _note_late(self, rows: Sequence[Row], ticks: Sequence[Ticks]) -> None:
+        """Note readings whose tick is no later than one that was stored before: a sender may have passed it by."""
+        before_ns: dict[str, int] = {}
+        for node in {row[1][0] for row in rows} | {t.node for t in ticks}:
+            # At first of any node: a reading that is noted though it need not be is sent twice, as one point.
+            before_ns[node] = self._newest_ns.get(node) or self._db.execute(_NEWEST, (node,)).fetchone()[0]
+        late = [(row[0], self._series[row[1]]) for row in rows if row[0] <= before_ns[row[1][0]]]
+        if late:
+            self._db.executemany("INSERT OR IGNORE INTO late SELECT ?, ? WHERE EXISTS (SELECT 1 FROM sent)", late)
+        for node, tick_ns in [*((row[1][0], row[0]) for row in rows), *((t.node, t.last_ns) for t in ticks)]:
+            before_ns[node] = max(before_ns[node], tick_ns)
+        self._newest_ns |= before_ns
+
     def _add_series(self, series: Series) -> None:
         self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)
         (self._series[series],) = self._db.execute(
@@ -290,14 +299,11 @@ class SqliteStore(Closing):
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
+            with transaction(self._db):
+                yield
         except BaseException as error:
             # Ids of a transaction that is undone are no ids.
             self._series.clear()
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 raise store_error(self.path, error) from error
             if isinstance(error, OverflowError):
@@ -308,11 +314,8 @@ class SqliteStore(Closing):
     def _reading(self) -> Iterator[None]:
         """See one state of the store throughout, whatever the agent commits meanwhile."""
         try:
-            self._db.execute("BEGIN")
-            try:
+            with transaction(self._db, "BEGIN"):
                 yield
-            finally:
-                self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise store_error(self.path, error) from error
 
@@ -320,10 +323,8 @@ class SqliteStore(Closing):
 def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
     """Add epochs to a store, for its sender, while an agent writes the store or after it; raises StoreError."""
     try:
-        with closing(connect(path, "rw")) as connection:
-            connection.execute("BEGIN IMMEDIATE")
+        with closing(connect(path, "rw")) as connection, transaction(connection):
             connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
-            connection.execute("COMMIT")
     except sqlite3.Error as error:
         raise store_error(path, error) from error
 

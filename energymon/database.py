@@ -6,29 +6,25 @@ import fcntl
 import os
 import sqlite3
 import stat
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from energymon.errors import StoreError
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 4
+_VERSION: Final = 5
 _BUSY_TIMEOUT_S: Final = 5.0
 
-BESIDE: Final = ("-wal", "-shm", "-edge", "-sender")
-"""What the names of files end in that an agent and its sender have beside a store."""
-_MOVED_S: Final = 5.0
-"""How long an agent may take to notice that its store was moved."""
-_IN_USE: Final = 128
-"""Byte of the shared memory that everybody locks who has the store open (SQLite's DMS lock)."""
-
+BESIDE: Final = ("-wal", "-shm", "-edge")
+"""What the names of files end in that an agent has beside a store."""
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS sessions (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, node TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER,
-    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0,
+    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL,
     UNIQUE (node, name));
 CREATE TABLE IF NOT EXISTS series (
     id INTEGER PRIMARY KEY, node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL,
@@ -58,13 +54,8 @@ CREATE TABLE IF NOT EXISTS counters (
 CREATE TABLE IF NOT EXISTS epochs (
     node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
     start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS outbox (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
-    last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
-CREATE INDEX IF NOT EXISTS outbox_first ON outbox (session_id, first_tick_ns);
-CREATE INDEX IF NOT EXISTS outbox_last ON outbox (session_id, last_tick_ns);
-CREATE TABLE IF NOT EXISTS acknowledged (
-    session_id INTEGER PRIMARY KEY, first_tick_ns INTEGER NOT NULL, last_tick_ns INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS late (
+    tick_ns INTEGER NOT NULL, series_id INTEGER NOT NULL, PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS sent (kind TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rejected (
     id INTEGER PRIMARY KEY, t_ns INTEGER NOT NULL, line TEXT NOT NULL, reason TEXT NOT NULL);
@@ -121,39 +112,14 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _refuse_foreign_log(path: Path) -> None:
-    """Raise StoreError where a new store would take the log of another one, which was moved or removed, for its own.
-
-    Waits some seconds for an agent to take the log of a store that was moved along.
-    """
+    """Raise StoreError where a new store would take the log of another one, which was moved or removed, for its own."""
     real = path.resolve()
-    log, memory = (real.with_name(real.name + beside) for beside in ("-wal", "-shm"))
-    deadline_s = time.monotonic() + _MOVED_S
-    while not (real.exists() and real.stat().st_size) and log.exists() and log.stat().st_size:
-        if not _is_in_use(memory):
-            raise StoreError(
-                f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; rename it "
-                "to the name of that store and -wal, or remove it"
-            )
-        if time.monotonic() > deadline_s:
-            raise StoreError(
-                f"{path}: the store that was here was removed, and its agent still runs; stop that one first"
-            )
-        time.sleep(0.02)
-
-
-def _is_in_use(memory: Path) -> bool:
-    """Return whether a process has the store open whose shared memory this is."""
-    try:
-        fd = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _IN_USE)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    log = real.with_name(f"{real.name}-wal")
+    if not (real.exists() and real.stat().st_size) and log.exists() and log.stat().st_size:
+        raise StoreError(
+            f"{log}: is the log of a store that was moved or removed, and has readings that this lacks; stop its "
+            "agent, rename the log to the name of that store and -wal, or remove it"
+        )
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -217,6 +183,19 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreError(f"{path}: is a database of another program; name another store")
     if tables and version != _VERSION:
         raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Commit the changes of the context, or undo it where it raises."""
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
