@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 from loaders.base import Samples
 from loaders.options import takes_options
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.torch_loader import TorchKeywords, TorchLoader, TorchOptions
+from loaders.shared.torch_loader import TorchLoader, TorchOptions
 
 
 class PyTorchLoader(TorchLoader):
     """Reads files with `torch.utils.data.DataLoader` and its worker processes."""
 
     @takes_options(TorchOptions)
-    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Unpack[TorchKeywords]) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Check the arguments; raise LoaderConfigError.
 
         With on_error "skip" a batch of which every sample failed is left out too.

@@ -50,7 +50,7 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
     with CassandraServer(folder) as server:
         _check_room(folder, dataset)
         try:
-            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)
+            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress)
         except StreamError as error:
             # A disk that is full ends the server, which then is what does not answer.
             _check_room(folder, dataset)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, Protocol, get_args
 
-from loaders.arguments import as_number
+from loaders.options import as_number
 from loaders.pipeline import Item
 
 Passing = Literal["sleep", "spin"]

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Protocol, cast
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.image import ImageTransform
-from loaders.options import LoaderOptions, OnError, check_ranks
+from loaders.options import LoaderOptions, OnError, check_ranks, check_whole
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder

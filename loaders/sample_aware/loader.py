@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from loaders.arguments import check_choice
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.options import LoaderKeywords, LoaderOptions, check_empty, pick, takes_options
+from loaders.options import LoaderKeywords, LoaderOptions, check_choice, check_empty, pick, takes_options
 from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.collator import Collate

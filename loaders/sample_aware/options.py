@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
-from loaders.arguments import check_whole
 from loaders.errors import LoaderConfigError
+from loaders.options import check_whole
 from loaders.sample_aware.ipc.control_page import MAX_WORKERS
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Scheduler

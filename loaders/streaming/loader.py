@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
+from loaders.options import LoaderKeywords, LoaderOptions, check_whole, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from fastcrc.crc32 import iscsi as crc32c
 
-from loaders.arguments import as_whole
 from loaders.errors import DamagedError, WireError
+from loaders.options import as_whole
 from loaders.records.planner import Slice
 
 MAX_RECORDS = 65_536

@@ -37,7 +37,7 @@ _TURN_BYTES: Final = 2**20
 """Bytes that a connection receives before another one has its turn."""
 
 
-class Row(NamedTuple):
+class SampleRow(NamedTuple):
     """A sample as the data table has it; None where a value is missing."""
 
     sample_id: int | None
@@ -162,7 +162,7 @@ def make_connections(thread: int) -> type[RecordConnection]:
 
 
 class RecordProtocol(ProtocolHandler):  # type: ignore[misc]
-    """Decodes the answer to the query of a sample to a Row, without a copy; other answers as the driver does."""
+    """Decodes the answer to the query of a sample to a SampleRow, without a copy; other answers as the driver does."""
 
     head = b""
     """How the answer begins: with the description of its columns."""
@@ -195,7 +195,7 @@ def _text(name: str) -> bytes:
     return len(name).to_bytes(2) + name.encode()
 
 
-def _read_rows(body: memoryview, at: int) -> list[Row]:
+def _read_rows(body: memoryview, at: int) -> list[SampleRow]:
     """Return the rows from a place in a frame's body on: none, or the one of a primary key."""
     (rows,) = _LENGTH.unpack_from(body, at)
     at += _LENGTH.size
@@ -214,4 +214,4 @@ def _read_rows(body: memoryview, at: int) -> list[Row]:
     if length > len(body) - at:
         raise ValueError(f"a record of {length} bytes in {len(body) - at}")
     sample_id, label, file, size = values
-    return [Row(sample_id, label, file, size, None if length < 0 else body[at : at + length])]
+    return [SampleRow(sample_id, label, file, size, None if length < 0 else body[at : at + length])]

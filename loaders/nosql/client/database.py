@@ -15,11 +15,11 @@ from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolic
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
-from loaders.nosql.client.connection import COLUMNS, VERSION, Row, make_connections, make_protocol
+from loaders.nosql.client.connection import COLUMNS, VERSION, SampleRow, make_connections, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid
 from loaders.nosql.session import Login, check_host
 
-Arrived: TypeAlias = Callable[[list[Row]], None]
+Arrived: TypeAlias = Callable[[list[SampleRow]], None]
 Failed: TypeAlias = Callable[[Exception], None]
 
 _RECONNECT_S: Final = 0.5
@@ -132,21 +132,16 @@ class Database(Closing):
         try:
             query = session.prepare(table.find)
             rows = session.execute(query, (table.name,)).all()
-            is_partial = not rows and bool(session.execute(query, (table.partial,)).all())
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); ingest it first"
+                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); prepare it first"
             ) from error
-        if is_partial:
-            raise StreamError(
-                f"{self.where}: the dataset {dataset} is half ingested; run its ingest again to complete it"
-            )
         if not rows:
-            raise StreamError(f"{self.where}: there is no dataset {dataset}; ingest it first")
+            raise StreamError(f"{self.where}: there is no dataset {dataset}; prepare it first")
         form, samples, *_ = rows[0]
         if form != FORM:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; ingest it again"
+                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; prepare it again"
             )
         return int(samples)
 
@@ -156,7 +151,7 @@ class Database(Closing):
             select = session.prepare(table.select)
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); ingest it "
+                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); prepare it "
                 "again"
             ) from error
         found = {column[2]: column[3].typename for column in select.result_metadata}
@@ -164,7 +159,7 @@ class Database(Closing):
             if (kind := found.get(name)) != expected:
                 raise StreamError(
                     f"{self.where}: column {name} of {table.keyspace}.{table.name} has the type {kind}, expected "
-                    f"{expected}; drop the table and ingest it again"
+                    f"{expected}; drop the table and prepare it again"
                 )
         return select
 

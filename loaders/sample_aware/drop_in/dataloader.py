@@ -20,9 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaders.arguments import check_choice
 from loaders.errors import LoaderConfigError
-from loaders.options import check_empty, pick, takes_options
+from loaders.options import check_choice, check_empty, pick, takes_options
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin

@@ -11,8 +11,8 @@ from typing import get_args
 
 import zmq
 
-from loaders.arguments import as_number, as_whole
 from loaders.errors import LoaderConfigError, StreamError, WireError
+from loaders.options import as_number, as_whole
 from loaders.records.planner import BatchPlan
 from loaders.records.raw_batch import RawBatch
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Damaged, Refusal

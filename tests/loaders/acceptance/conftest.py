@@ -22,6 +22,7 @@ from PIL import Image
 
 from harness.run.environments import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
+from loaders.mosaic.keys import make_keys
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
 from loaders.nosql.schema import Table
@@ -35,7 +36,6 @@ from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
-from loaders.shared.objects.keys import make_keys
 
 KEYS: dict[str, Path] = {}
 """The client's keys of an endpoint that knows nobody without."""
