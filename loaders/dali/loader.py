@@ -12,25 +12,25 @@ from loaders.dali.detection import DetectionPlan
 from loaders.dali.engine import DaliEngine
 from loaders.dali.failure import PipelineFailure, find_bad_sample
 from loaders.dali.images import ImagePlan
-from loaders.dali.plan import NoOperatorsError, Plan, PythonPlan
+from loaders.dali.plan import DaliPlan, NoOperatorsError, PythonPlan
+from loaders.dali.prefetcher import Prefetcher
 from loaders.dali.segmentation import SegmentationPlan
 from loaders.dali.speech import SpeechPlan, scaled
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.image import ImageTransform
-from loaders.options import Count, LoaderOptions, takes_options
 from loaders.pipeline import Pipeline
-from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.image import ImageTransform
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.speech import SpeechPipeline
 from loaders.shared.file_loader import ThreadedLoader
-from loaders.shared.prefetcher import Prefetcher
+from loaders.shared.options import Count, LoaderOptions, takes_options
 from loaders.shared.processor import SampleProcessor
 
 Operators: TypeAlias = Literal["native", "python"]
 """Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
 
-_PLANS: Final[dict[type, Callable[[Any], Plan]]] = {
+_PLANS: Final[dict[type, Callable[[Any], DaliPlan]]] = {
     SegmentationPipeline: SegmentationPlan,
     DetectionPipeline: DetectionPlan,
     SpeechPipeline: SpeechPlan,
@@ -141,7 +141,7 @@ class DaliLoader(ThreadedLoader):
         self._engine.close()
 
 
-def _plan_of(pipeline: Pipeline, options: DaliOptions) -> Plan:
+def _plan_of(pipeline: Pipeline, options: DaliOptions) -> DaliPlan:
     """Return how to run a pipeline.
 
     Raises LoaderConfigError for options that DALI's image pipeline cannot keep.

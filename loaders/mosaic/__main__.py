@@ -10,8 +10,8 @@ from loaders.errors import LoaderConfigError
 from loaders.mosaic.keys import load_keys
 from loaders.mosaic.object_store import ObjectServer, linked_objects
 from loaders.mosaic.options import BUCKET, PREFIX, DaemonOptions
-from loaders.shared.daemon_command import DaemonCommand, Served, serve_until_end
-from loaders.shared.daemon_flags import resolve_one_address
+from loaders.shared.daemon.command import DaemonCommand, Served, serve_until_end
+from loaders.shared.daemon.flags import resolve_one_address
 
 
 @contextmanager

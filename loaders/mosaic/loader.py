@@ -13,11 +13,11 @@ from loaders.errors import LoaderConfigError, StreamError
 from loaders.mosaic.keys import load_keys
 from loaders.mosaic.options import MosaicOptions, Remote
 from loaders.mosaic.process import ReaderProcess
-from loaders.options import takes_options
-from loaders.pipelines.callables import AnyTransform
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.tfrecord import FOOTER_BYTES
+from loaders.shared.options import takes_options
 
 _AHEAD: Final = 2
 """Batches that are on their way from the reader, beside those that its workers hold."""

@@ -14,8 +14,7 @@ from joulefeed.server import ServerProcess
 from loaders.errors import LoaderError, StreamError
 from loaders.mosaic.keys import ObjectKeys
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX
-from loaders.shared.playbook import ask_playbook
-from loaders.shared.served_folder import link_file, served_folder
+from loaders.shared.daemon.programs import ask_playbook, link_file, served_folder
 
 _PROBE_S: Final = 2.0
 _LINES: Final = 40

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from loaders.errors import LoaderConfigError
-from loaders.options import Count, RecordOptions, Seconds
+from loaders.shared.options import Count, RecordOptions, Seconds
 
 ENVIRONMENT: Final = "mosaic"
 """The environment in which the daemon runs and shards are made: playbooks/mosaic.sh."""

@@ -21,7 +21,7 @@ from joulefeed.child import Child
 from loaders.errors import LoaderConfigError, NoAnswerError, StreamError, WorkerError
 from loaders.mosaic.keys import ObjectKeys
 from loaders.mosaic.options import Remote
-from loaders.shared.torch_workers import check_socket_paths
+from loaders.shared.compat import check_socket_paths
 
 PACKET_BYTES: Final = 65_536
 MORE: Final = b"+"

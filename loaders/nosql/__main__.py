@@ -17,8 +17,8 @@ from loaders.nosql.options import DaemonOptions
 from loaders.nosql.schema import Table
 from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import Login
-from loaders.shared.daemon_command import Commands, DaemonCommand, Served, log_at_end, serve_until_end
-from loaders.shared.daemon_flags import resolve_address
+from loaders.shared.daemon.command import Commands, DaemonCommand, Served, log_at_end, serve_until_end
+from loaders.shared.daemon.flags import resolve_address
 
 _SHOWN = 8
 """Classes of a split that are printed."""

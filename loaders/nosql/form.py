@@ -17,7 +17,7 @@ from loaders.nosql.server.configuration import SERVER_FILES
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.server.process import CassandraServer
 from loaders.records.shards.index import ShardSet, write_atomically
-from loaders.shared.served_folder import link_file, served_folder
+from loaders.shared.daemon.programs import link_file, served_folder
 
 KEYSPACE: Final = "joulefeed"
 NAME: Final = "samples"

@@ -13,10 +13,10 @@ from loaders.nosql.keys import USER, load_client_keys
 from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import Table
 from loaders.nosql.session import Login, missing_driver
-from loaders.options import takes_options
-from loaders.pipelines.callables import AnyTransform
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.record_loader import RecordFetch, RecordLoader
 from loaders.shared.arrivals import ArrivalLog
+from loaders.shared.options import takes_options
 
 if TYPE_CHECKING:
     from loaders.nosql.client.database import Database

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from loaders.nosql.schema import PORT
-from loaders.options import Count, RecordOptions, Seconds, whole
+from loaders.shared.options import Count, RecordOptions, Seconds, whole
 
 LISTEN = f"127.0.0.1:{PORT}"
 _MAX_IN_FLIGHT: Final = 32_000

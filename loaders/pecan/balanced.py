@@ -21,13 +21,13 @@ from pydantic import Field
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.options import takes_options
 from loaders.pecan.choice import PecanOptions, choose_order, notes_of
 from loaders.pecan.reorder import reorder
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.loader import TorchBatches
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import takes_options
 from loaders.shared.shares import Share
-from loaders.shared.torch_loader import TorchBatches
 
 
 class BalancedOptions(PecanOptions):

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from loaders.base import Samples
 from loaders.errors import LoaderError
-from loaders.options import Count
-from loaders.pecan.order import Flow, Kind, Measured, Order, auto_order
+from loaders.pecan.order import Flow, Kind, Measured, TransformOrder, auto_order
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
-from loaders.shared.torch_loader import TorchLoader, TorchOptions
+from loaders.pytorch.loader import TorchLoader, TorchOptions
+from loaders.shared.options import Count
 
 _LOG: Final = logging.getLogger("loaders.pecan.loader")
 _TIMEOUT_S: Final = 60.0
@@ -32,7 +32,7 @@ class PecanOptions(TorchOptions):
     profile_samples: Count = Field(default=5, description="samples from which AutoOrder chooses")
 
 
-def choose_order(pipeline: Pipeline, samples: Samples, options: PecanOptions) -> Order:
+def choose_order(pipeline: Pipeline, samples: Samples, options: PecanOptions) -> TransformOrder:
     """Measure a few samples, choose the order of the pipeline's transforms and log it; raises LoaderConfigError."""
     if options.sample_timeout_s is None and options.num_workers:
         options = options.replaced(sample_timeout_s=_TIMEOUT_S)
@@ -74,7 +74,7 @@ def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, coun
     return Measured(flows, len(sizes), failure)
 
 
-def notes_of(order: Order) -> tuple[str, ...]:
+def notes_of(order: TransformOrder) -> tuple[str, ...]:
     """Return the order as sentences for a report: the choice, then a line for each transform that changes bytes."""
     if not order.changes:
         chosen = "AutoOrder moves nothing"

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from loaders.base import Samples
-from loaders.options import takes_options
 from loaders.pecan.choice import PecanOptions, choose_order, notes_of
-from loaders.pecan.order import Order
+from loaders.pecan.order import TransformOrder
 from loaders.pecan.reorder import reorder
-from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.torch_loader import TorchLoader
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.loader import TorchLoader
+from loaders.shared.options import takes_options
 
 
 class PecanLoader(TorchLoader):
@@ -19,7 +19,7 @@ class PecanLoader(TorchLoader):
 
     notes: tuple[str, ...]
     """The order and what led to it, transform by transform."""
-    order: Order
+    order: TransformOrder
     """The same as data; its str() is the table that is logged."""
 
     @takes_options(PecanOptions)

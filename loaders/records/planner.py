@@ -11,7 +11,7 @@ from typing import NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from loaders.options import Remainder, check_ranks, check_whole
+from loaders.shared.options import Remainder, check_ranks, check_whole
 
 _Ints = npt.NDArray[np.int64]
 

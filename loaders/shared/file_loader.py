@@ -14,9 +14,9 @@ import numpy.typing as npt
 from joulefeed.closing import Closing
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
-from loaders.options import LoaderOptions, check_whole
 from loaders.pipeline import Tensors
 from loaders.shared.device import usable_device
+from loaders.shared.options import LoaderOptions, check_whole
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.stage_table import StageTable

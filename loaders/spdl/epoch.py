@@ -15,9 +15,9 @@ from pydantic import Field
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.errors import LoaderError, SampleError
-from loaders.options import Count, LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import DeviceTransfer, InTransfer
+from loaders.shared.options import Count, LoaderOptions
 from loaders.shared.processor import Failed, Failures, Loaded, Read, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.image import ImageTransform
-from loaders.options import takes_options
 from loaders.pipeline import Pipeline
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.shared.device import DeviceTransfer
 from loaders.shared.file_loader import ThreadedLoader
+from loaders.shared.options import takes_options
 from loaders.shared.processor import SampleProcessor
 from loaders.spdl.epoch import SpdlEpoch, SpdlOptions
 

@@ -14,7 +14,7 @@ from joulefeed.signals import run_program
 from joulefeed.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
+from loaders.shared.daemon.flags import add_flags, read_flags, resolve_address, run_command
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from fastcrc.crc32 import iscsi as crc32c
 
 from loaders.errors import DamagedError, WireError
-from loaders.options import as_whole
 from loaders.records.planner import Slice
+from loaders.shared.options import as_whole
 
 MAX_RECORDS = 65_536
 """Records of one request."""

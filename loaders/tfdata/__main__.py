@@ -7,8 +7,8 @@ from ipaddress import ip_address
 
 from joulefeed.signals import run_program
 from loaders.errors import LoaderConfigError
-from loaders.shared.daemon_command import DaemonCommand, say_ready, wait_for_eof
-from loaders.shared.daemon_flags import resolve_one_address
+from loaders.shared.daemon.command import DaemonCommand, say_ready, wait_for_eof
+from loaders.shared.daemon.flags import resolve_one_address
 from loaders.tfdata.options import DaemonOptions
 from loaders.tfdata.server import Service, confine
 

@@ -9,9 +9,9 @@ from uuid import uuid4
 import numpy as np
 
 from loaders.errors import StreamError
-from loaders.options import takes_options
-from loaders.pipelines.callables import AnyTransform
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.record_loader import RecordLoader
+from loaders.shared.options import takes_options
 from loaders.tfdata.catalog import TfDataCatalog, worker_addresses
 from loaders.tfdata.dataset import ShardPiece, open_catalog, open_epoch, plan_pieces
 from loaders.tfdata.elements import Elements

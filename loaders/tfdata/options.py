@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from loaders.options import Count, RecordOptions, Seconds
+from loaders.shared.options import Count, RecordOptions, Seconds
 
 LISTEN = "127.0.0.1:5050"
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 import loaders
 from loaders import LoaderConfigError, Samples
-from loaders.options import LoaderOptions
 from loaders.sample_aware.options import PolicyOptions
+from loaders.shared.options import LoaderOptions
 
 OF_FILES = ("DaliLoader", "PecanLoader", "PyTorchLoader", "SampleAwareLoader", "SizeBalancedLoader", "SpdlLoader")
 POLICIES = ("SampleAwareDataLoader", "SampleAwareLoader")

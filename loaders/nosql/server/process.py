@@ -59,7 +59,7 @@ class CassandraServer(ServerProcess):
             timeout_s: how long it may take to be ready, in s (default: 120).
 
         Raises DatabaseServerError saying why it did not start, LoaderConfigError for keys that cannot be used, and for
-        an address that clients could not be told.
+        an address that no client could reach.
         """
         self._home, self._is_kept = home.absolute(), not removes_home
         self._keys, self._heap_mb, self._disk_access = keys and keys.absolute(), heap_mb, disk_access

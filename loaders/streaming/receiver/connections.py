@@ -20,7 +20,7 @@ import zmq
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
-from loaders.options import check_seconds, check_whole
+from loaders.shared.options import check_seconds, check_whole
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.growth import (
     AUTO_MAX_STREAMS,

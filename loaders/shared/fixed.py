@@ -9,10 +9,10 @@ import numpy as np
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderError, SampleError
-from loaders.options import LoaderOptions, takes_options
 from loaders.pipeline import Tensors, load_item
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import LoaderOptions, takes_options
 
 
 class FixedBatchLoader(FileLoader):

@@ -20,7 +20,7 @@ from joulefeed.server import ServerProcess
 from joulefeed.signals import Interrupted
 from joulefeed.version import PrintVersion
 from loaders.errors import LoaderError
-from loaders.shared.daemon_flags import add_flags, read_flags, run_command
+from loaders.shared.daemon.flags import add_flags, read_flags, run_command
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Prepare: TypeAlias = Callable[[Path, Path, Callable[[int, int], None]], None]
@@ -133,7 +133,7 @@ def say_ready(line: Mapping[str, object]) -> None:
 
 
 def serve_until_end(serving: AbstractContextManager[Served], *, until_eof: bool) -> None:
-    """Say what is served once it is ready; return at the end of standard input, where that is asked for.
+    """Write the line of a daemon once it is ready; return at the end of standard input, where that is asked for.
 
     A signal ends it by an exception. Raises LoaderError where the server has ended.
     """

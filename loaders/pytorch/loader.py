@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.options import Count, LoaderOptions, OnError, whole
 from loaders.pipeline import Pipeline
-from loaders.shared.compat import drop_iterator, iterator_workers
-from loaders.shared.file_loader import FileLoader
-from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
-from loaders.shared.threads import gc_frozen
-from loaders.shared.torch_workers import (
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.workers import (
     WorkerDeaths,
     begin_worker,
     check_room,
-    check_socket_paths,
     dead_worker,
     end_workers,
     in_main_thread,
@@ -36,6 +31,11 @@ from loaders.shared.torch_workers import (
     share,
     to_loader_error,
 )
+from loaders.shared.compat import check_socket_paths, drop_iterator, iterator_workers
+from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import Count, LoaderOptions, OnError, takes_options, whole
+from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
+from loaders.shared.threads import gc_frozen
 
 _POLLS: Final = 4
 """How often within `sample_timeout_s` the workers are looked at."""
@@ -64,7 +64,7 @@ class TorchOptions(LoaderOptions):
     )
 
     def model_post_init(self, context: object) -> None:
-        """Check what several arguments say together."""
+        """Check what several arguments say together; raises LoaderConfigError."""
         super().model_post_init(context)
         if self.sample_timeout_s is not None and not self.num_workers:
             raise LoaderConfigError("sample_timeout_s: needs num_workers of 1 or more, which can be watched")
@@ -233,6 +233,22 @@ class TorchLoader(FileLoader):
             yield from self._torch.start(epoch)
         finally:
             self._closed = self._torch.closed
+
+
+class PyTorchLoader(TorchLoader):
+    """Reads files with `torch.utils.data.DataLoader` and its worker processes."""
+
+    @takes_options(TorchOptions)
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
+        """Check the arguments; raise LoaderConfigError.
+
+        With on_error "skip" a batch of which every sample failed is left out too.
+
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+        """
+        super().__init__(samples, as_pipeline(transform), TorchOptions(**keywords))
 
 
 class _Files(Dataset[Loaded | Failed]):

@@ -99,7 +99,7 @@ _EXPECTED: Final = {"bool_type": "true or false", "string_type": "text", "path_t
 class Options(BaseModel):
     """Arguments that a constructor takes as keywords.
 
-    Raises LoaderConfigError, which names the argument, its value and what was expected; and TypeError, as a function
+    Raises LoaderConfigError, which names the argument, its value and the expected ones; and TypeError, as a function
     does, for one that is missing or unknown.
     """
 
@@ -179,7 +179,7 @@ class LoaderOptions(Options):
     )
 
     def model_post_init(self, _: object) -> None:
-        """Check what several arguments say together."""
+        """Check what several arguments say together; raises LoaderConfigError."""
         check_imbalance(self.imbalance, self.remainder)
 
 
