@@ -73,7 +73,6 @@ class NoSQLLoader(RecordLoader):
             table,
             login=login,
             connections=options.connections,
-            io_threads=options.io_threads,
             timeout_s=options.timeout_s,
         )
         try:

@@ -69,9 +69,6 @@ class NoSQLOptions(RecordOptions):
         default=None, description="the client's folder of keys, for a server with keys; None for one without"
     )
     connections: Annotated[int, whole(1, 256)] = Field(default=4, description="connections to each host")
-    io_threads: Annotated[int, whole(1, 256)] = Field(
-        default=1, description="threads that send and receive; the connections are theirs in turn"
-    )
     in_flight: Annotated[int, whole(1, _MAX_IN_FLIGHT)] = Field(
         default=1024, description="requests under way of each connection"
     )
