@@ -32,7 +32,7 @@ main = DaemonCommand(
     DaemonOptions,
     lambda options: serve_until_end(_serving(options), until_eof=options.until_eof),
     serves="serve a folder that `prepare` made with MinIO",
-    prepares="make MDS shards of a folder of TFRecord shards; needs mosaicml-streaming",
+    prepares="make MDS shards of a folder of TFRecord shards, with mosaicml-streaming",
     keys="They are an access key of S3; only its owner can read it.",
 ).main
 
