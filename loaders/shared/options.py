@@ -93,7 +93,7 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise LoaderConfigError(f"{name}={value!r}: expected one of {', '.join(known)}")
 
 
-_EXPECTED: Final = {"bool_type": "true or false", "string_type": "text", "path_type": "a path, or none"}
+_EXPECTED: Final = {"bool_type": "true or false", "string_type": "text", "is_instance_of": "a path, or none"}
 
 
 class Options(BaseModel):
