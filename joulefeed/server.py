@@ -129,7 +129,11 @@ class ServerProcess(Closing):
         if (status := self._child_of_start.process.poll()) is None:
             return None
         words = self._last_words() if status > 0 else ""
-        return f"{self._name} at {self.address} ended: {words or f'it {self._child_of_start.describe_end()}'}"
+        return f"{self._name} at {self.address} ended: {words or f'it {self.describe_end()}'}"
+
+    def describe_end(self) -> str:
+        """Say how the process ended, as `exited with status 1`; waits some seconds for its end."""
+        return self._child_of_start.describe_end()
 
     def wait(self, eof_of: int | None = None) -> str | None:
         """Wait until a descriptor is at its end, or the server has ended, which is returned as `failure` says it."""
@@ -194,7 +198,7 @@ class ServerProcess(Closing):
         return f"{self._name} at {self.address} was not ready within {timeout_s:g} s{why}"
 
 
-def join_address(host: str, port: int) -> str:
+def join_address(host: str, port: int | str) -> str:
     """Return HOST:PORT, where an IPv6 host stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

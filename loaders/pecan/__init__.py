@@ -2,7 +2,15 @@
 
 from loaders.pecan.balanced import SizeBalancedLoader
 from loaders.pecan.loader import PecanLoader
-from loaders.pecan.order import Kind, Order, Placed, auto_order
-from loaders.pecan.reorder import Reordered, reorder
+from loaders.pecan.order import Kind, Placed, Reordered, TransformOrder, auto_order, reorder
 
-__all__ = ["Kind", "Order", "PecanLoader", "Placed", "Reordered", "SizeBalancedLoader", "auto_order", "reorder"]
+__all__ = [
+    "Kind",
+    "PecanLoader",
+    "Placed",
+    "Reordered",
+    "SizeBalancedLoader",
+    "TransformOrder",
+    "auto_order",
+    "reorder",
+]

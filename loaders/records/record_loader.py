@@ -9,18 +9,17 @@ from functools import partial
 from typing import Protocol, cast
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
-from loaders.image import ImageTransform
-from loaders.options import LoaderOptions, OnError, check_ranks
 from loaders.pipeline import StageTimes
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.decoding.decoder import Decoder
 from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.device import DeviceTransfer, usable_device
+from loaders.shared.options import LoaderOptions, OnError, check_ranks, check_whole
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.threads import close_at_exit
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulefeed.signals import run_program
-from joulefeed.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
+from loaders.shared.daemon.command import DaemonCommand, say_ready
+from loaders.shared.daemon.flags import resolve_address, run_command
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 
@@ -23,28 +22,7 @@ if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the c
     from loaders.streaming.daemon.store import ShardStore
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=PrintVersion)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_own_commands(commands)
-    add_commands(commands)
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: arguments.run(arguments))
-
-
-def _add_own_commands(commands: Commands) -> None:
-    serve = commands.add_parser(
-        "serve",
-        allow_abbrev=False,
-        help="serve a shard folder until SIGTERM or Ctrl-C",
-        description="Serve a shard folder until SIGTERM or Ctrl-C. A JSON line on standard output says when it is "
-        "ready and at which endpoint; the log goes to standard error, one JSON object a line.",
-    )
-    add_flags(serve, DaemonOptions)
-    serve.set_defaults(run=_serve)
-
+def _add_more(commands: Commands) -> None:
     health = commands.add_parser(
         "health",
         allow_abbrev=False,
@@ -61,24 +39,15 @@ def _add_own_commands(commands: Commands) -> None:
     )
     health.set_defaults(run=_health)
 
-    keygen = commands.add_parser(
-        "keygen",
-        allow_abbrev=False,
-        help="make keys for a daemon and its clients",
-        description="Make new keys: DIR/daemon for `serve --keys` and DIR/client for the loader's keys= argument. "
-        "Copy to a host only the half that it needs.",
-    )
-    keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
-    keygen.set_defaults(run=_keygen)
+    add_commands(commands)
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(options: DaemonOptions) -> int:
     from loaders.streaming.daemon.listener import Listener, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
 
-    options = read_flags(DaemonOptions, vars(arguments))
     host, port = resolve_address(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
@@ -132,8 +101,7 @@ def _log_start(
         max_clients=daemon.max_connections,
     )
     if not is_restart:
-        sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
-        sys.stdout.flush()
+        say_ready(served)
 
 
 def _health(arguments: argparse.Namespace) -> int:
@@ -148,12 +116,16 @@ def _health(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _keygen(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.keys import make_keys
-
-    daemon, client = make_keys(arguments.folder)
-    sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
-
+main = DaemonCommand(
+    "loaders.streaming",
+    __doc__,
+    DaemonOptions,
+    _serve,
+    serves="serve a shard folder",
+    log="The log goes to standard error, one JSON object a line.",
+    keys="Copy to a host only the half that it needs.",
+    add_more=_add_more,
+).main
 
 if __name__ == "__main__":
     run_program(main)

@@ -15,18 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.image import ImageTransform
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import StageTimes
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
 from loaders.records.record_loader import RecordLoader
 from loaders.shared.device import DeviceTransfer, usable_device
+from loaders.shared.options import LoaderKeywords, LoaderOptions, check_whole, takes_options
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Checkpoint, State, StateDict

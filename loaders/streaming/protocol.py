@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from fastcrc.crc32 import iscsi as crc32c
 
-from loaders.arguments import as_whole
 from loaders.errors import DamagedError, WireError
 from loaders.records.planner import Slice
+from loaders.shared.options import as_whole
 
 MAX_RECORDS = 65_536
 """Records of one request."""

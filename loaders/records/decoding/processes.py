@@ -20,12 +20,12 @@ import torch
 
 from joulefeed.child import GRACE_S, Child
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.options import OnError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
 from loaders.records.decoding.decoder import LOOKAHEAD, Outcome, collate_batch
 from loaders.records.decoding.received import ReceivedSamples, read_rows
 from loaders.records.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
 from loaders.records.raw_batch import RawBatch
+from loaders.shared.options import OnError
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
 

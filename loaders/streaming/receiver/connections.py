@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import zmq
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
+from loaders.shared.options import check_seconds, check_whole
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.growth import (
     AUTO_MAX_STREAMS,

@@ -11,10 +11,10 @@ from typing import get_args
 
 import zmq
 
-from loaders.arguments import as_number, as_whole
 from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.records.planner import BatchPlan
 from loaders.records.raw_batch import RawBatch
+from loaders.shared.options import as_number, as_whole
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Damaged, Refusal
 from loaders.streaming.receiver.batch import (
     ArrivalOrder,

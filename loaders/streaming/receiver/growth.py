@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeAlias
 
-from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError
+from loaders.shared.options import as_whole
 
 Streams: TypeAlias = int | Literal["auto"]
 """Connections to each daemon; "auto" starts with AUTO_MIN_STREAMS and adds some up to AUTO_MAX_STREAMS."""

@@ -15,7 +15,7 @@ import torch
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.records.planner import BatchPlan, Slice
 from loaders.records.raw_batch import RawBatch
 from loaders.streaming.loader import StreamingLoader
@@ -288,7 +288,7 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(daemon) -> None:
 
 INTERRUPTED = """
 import sys, time
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.streaming import StreamingLoader
 for decode in sys.argv[2:]:
     with StreamingLoader(endpoint=sys.argv[1], transform=ImageTransform(size=8), batch_size=2, seed=0, decode=decode,

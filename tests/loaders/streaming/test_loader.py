@@ -13,7 +13,7 @@ import torch
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.records.shards.convert import convert
 from loaders.streaming.loader import StreamingLoader
 

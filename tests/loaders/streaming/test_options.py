@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from loaders.errors import LoaderConfigError
-from loaders.shared.daemon_flags import add_flags, flags, read_flags
+from loaders.shared.daemon.flags import add_flags, flags, read_flags
 from loaders.streaming.options import DaemonOptions
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, StreamError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import index_path, save_manifest
