@@ -18,7 +18,8 @@ from loaders.nosql.session import Login, missing_driver
 from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipelines.callables import AnyTransform
 from loaders.records.decoding import Engine
-from loaders.records.record_loader import RecordFetch, RecordLoader
+from loaders.records.epochs import RecordFetch
+from loaders.records.record_loader import RecordLoader
 from loaders.shared.arrivals import ArrivalLog
 
 if TYPE_CHECKING:

@@ -73,39 +73,30 @@ def _add_own_commands(commands: Commands) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from loaders.streaming.daemon.listener import Listener, choose_send_buffer
+    from loaders.streaming.daemon.daemon import Daemon
+    from loaders.streaming.daemon.listener import ListeningSocket, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
-    from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
+    from loaders.streaming.timestamps import TimestampLogger
 
     options = read_flags(DaemonOptions, vars(arguments))
     host, port = resolve_address(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
-    listener = Listener(host, port, send_buffer=buffer, congestion=options.congestion)
-
-    def serve_once(store: ShardStore, is_restart: bool) -> None:
-        from loaders.streaming.daemon.daemon import Daemon
-        from loaders.streaming.timestamps import TimestampLogger
-
+    listener = ListeningSocket(host, port, send_buffer=buffer, congestion=options.congestion)
+    given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
+    with ShardStore(options.root) as store:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
-        given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
         with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
-            _log_start(daemon, store, host, options, buffer, is_restart=is_restart)
+            _log_start(daemon, store, host, options, buffer)
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
-
-    with ShardStore(options.root, options.links_into) as store:
-        return supervise(
-            lambda is_restart: run_command(lambda: serve_once(store, is_restart)), store.find_unreadable, log
-        )
+    return 0
 
 
-def _log_start(
-    daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None, *, is_restart: bool
-) -> None:
-    """Log who is served and how; on a first start say on standard output that the daemon is ready."""
+def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None) -> None:
+    """Log who is served and how, and say on standard output that the daemon is ready."""
     from loaders.streaming.daemon.authentication import is_loopback
 
     served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
@@ -120,7 +111,7 @@ def _log_start(
         protection = "CURVE: only the client of these keys is served, nobody else reads or changes a byte"
         log("encrypted", endpoint=daemon.endpoint, protection=protection)
     log(
-        "restarted" if is_restart else "started",
+        "started",
         **served,
         shards=len(store.catalog.shards),
         keys=options.keys is not None,
@@ -131,13 +122,12 @@ def _log_start(
         congestion=daemon.congestion,
         max_clients=daemon.max_connections,
     )
-    if not is_restart:
-        sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
-        sys.stdout.flush()
+    sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
+    sys.stdout.flush()
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from loaders.streaming.receiver.session import health
+    from loaders.streaming.receiver.remote_daemon import health
 
     try:
         report = health(arguments.endpoint, timeout_s=arguments.timeout_s, keys=arguments.keys)

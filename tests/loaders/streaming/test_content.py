@@ -21,7 +21,6 @@ from loaders.records.shards.indexer import index_folder
 from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.receiver.client import StreamClient
 
 Start = Callable[..., Any]
 SAMPLES = 96
@@ -103,13 +102,6 @@ def test_an_epoch_ends_with_an_error_when_its_daemon_comes_back_with_other_bytes
         state = loader.state_dict()
     with _loader(again) as loader, pytest.raises(LoaderConfigError, match="of other data"):
         loader.load_state_dict(state)
-
-
-@pytest.mark.process
-def test_daemons_of_other_bytes_are_no_replicas(start_daemon: Start, pair: tuple[Path, Path]) -> None:
-    endpoints = [start_daemon(root).endpoint for root in pair]
-    with pytest.raises(StreamError, match="serve different shards of the name"):
-        StreamClient(endpoints, streams=1, timeout_s=10)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

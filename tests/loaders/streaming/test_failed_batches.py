@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from loaders.base import Batch, Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, Tensors, UndecodableError
-from loaders.records.epochs import Numbered, repeat_for_failed
+from loaders.records.epochs import DeliveredBatch, repeat_for_failed
 from loaders.records.shards.convert import convert
 from loaders.shared.processor import Failed
 from loaders.streaming.loader import StreamingLoader
@@ -59,10 +59,10 @@ def _epochs(draw: st.DrawFn) -> list[bool]:
 
 @given(_epochs())
 def test_a_failed_batch_is_replaced_by_a_copy_that_the_consumer_has_not_changed(has_batch: list[bool]) -> None:
-    def item(number: int, good: bool) -> Numbered:
+    def item(number: int, good: bool) -> DeliveredBatch:
         ids = np.array([number])
         batch = Batch(ids, torch.full((1,), float(number)), torch.tensor([number]), 1)
-        return Numbered((number,), batch if good else None, () if good else (Failed(number, f"sample {number}"),))
+        return DeliveredBatch((number,), batch if good else None, () if good else (Failed(number, f"sample {number}"),))
 
     items = itertools.starmap(item, enumerate(has_batch))
     if not any(has_batch):

@@ -16,9 +16,7 @@ def read(*argv: str) -> DaemonOptions:
 
 
 def test_what_is_given_as_flags_comes_back_as_the_same_options():
-    options = DaemonOptions(
-        root="shards", links_into=("a", "b"), listen="[::1]:0", no_auth=True, threads=3, rtt_ms=30, until_eof=True
-    )
+    options = DaemonOptions(root="shards", listen="[::1]:0", no_auth=True, threads=3, rtt_ms=30, until_eof=True)
     assert read(*flags(options)) == options
 
 

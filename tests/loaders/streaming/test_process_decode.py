@@ -30,7 +30,7 @@ def _loader(endpoint: str, **changed: object) -> StreamingLoader:
 
 def _workers(process: psutil.Process | None = None) -> list[psutil.Process]:
     children = (process or psutil.Process()).children()
-    return [child for child in children if "loaders.records.decoding.worker" in " ".join(child.cmdline())]
+    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
@@ -39,7 +39,7 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_pixels_are_those_of_the_shared_transform_and_are_kept(daemon, samples: Samples) -> None:
-    with _loader(daemon.endpoint, num_threads=2, epochs_ahead=0) as loader:
+    with _loader(daemon.endpoint, num_threads=2) as loader:
         batches = list(loader.epoch(0)) + list(loader.epoch(1))
         for place, batch in enumerate(batches):
             assert batch.labels.tolist() == samples.labels[batch.ids].tolist()
@@ -66,7 +66,7 @@ def test_an_epoch_left_in_the_middle_and_one_whose_process_is_killed_leave_a_loa
         next(epoch)
         victim = workers[0]
         victim.kill()
-        with pytest.raises(WorkerError, match=rf"pid {victim.pid}\) .*SIGKILL"):
+        with pytest.raises(WorkerError, match="num_threads"):
             list(epoch)
         assert sorted(i for batch in loader.epoch(1) for i in batch.ids.tolist()) == ALL
 
