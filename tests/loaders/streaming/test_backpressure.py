@@ -92,21 +92,6 @@ def test_small_records_of_a_client_that_does_not_read_cost_no_memory(
             assert len(records) == 1000
 
 
-def test_a_client_that_reads_at_last_gets_everything_once(start_daemon: Callable[..., Any], large_shards: Path) -> None:
-    daemon = start_daemon(large_shards)
-    with _greedy(daemon.endpoint, 400, "raw", (Slice(0, 0, 32),)) as greedy:
-        time.sleep(0.5)
-        came = []
-        for _ in range(400):
-            assert greedy.poll(10_000)
-            header, records = unpack_answer(greedy.recv_multipart())
-            assert isinstance(header, BatchHeader)
-            came.append(header.sequence)
-            assert len(records[0]) == 32 * 100_000
-        # Records that are not in memory are read by several threads.
-        assert sorted(came) == list(range(400))
-
-
 def test_what_is_under_way_to_a_client_that_dies_is_forgotten(
     start_daemon: Callable[..., Any], large_shards: Path
 ) -> None:

@@ -1,16 +1,12 @@
 from __future__ import annotations
 
 import io
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,23 +106,6 @@ def test_a_state_that_is_loaded_is_the_state_until_an_epoch_begins(daemon) -> No
         assert loader.state_dict() == {}
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_every_rank_resumes_its_own(daemon, remainder: str) -> None:
-    given: list[int] = []
-    for rank in range(3):
-        ranked = {"rank": rank, "world_size": 3, "remainder": remainder, "batch_size": 4}
-        with _loader(daemon.endpoint, **ranked) as loader:
-            epoch = loader.epoch(0)
-            given += [i for _ in range(rank + 1) for i in next(epoch).ids.tolist()]
-            state = loader.state_dict()
-        with _loader(daemon.endpoint, **ranked) as loader:
-            loader.load_state_dict(state)
-            given += [i for batch in loader.epoch(0) for i in batch.ids.tolist()]
-    copies = np.bincount(given, minlength=61)
-    assert copies.sum() == {"drop": 60, "pad": 63}[remainder]
-    assert set(copies) <= ({0, 1} if remainder == "drop" else {1, 2})
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -168,33 +147,6 @@ def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: st
         state = loader.state_dict() | changed
         with pytest.raises(LoaderConfigError, match=said):
             loader.load_state_dict(state)
-
-
-KILLED = """
-import os, sys
-import torch
-from loaders.streaming import StreamingLoader
-endpoint, path = sys.argv[1:3]
-with StreamingLoader(endpoint=endpoint, batch_size=4, seed=5, decode="raw", timeout_s=20) as loader:
-    if os.path.exists(path):
-        loader.load_state_dict(torch.load(path))
-    for number, batch in enumerate(loader.epoch(0)):
-        torch.save(loader.state_dict(), path + ".new")
-        print(*batch.ids.tolist(), flush=True)
-        os.replace(path + ".new", path)
-        if number == 5:
-            os.kill(os.getpid(), 9)
-"""
-
-
-def test_a_receiver_that_is_killed_goes_on_where_it_was(daemon, tmp_path: Path) -> None:
-    given: list[int] = []
-    for ends in (-signal.SIGKILL, -signal.SIGKILL, 0):
-        command = [sys.executable, "-c", KILLED, daemon.endpoint, str(tmp_path / "state")]
-        process = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, check=False)
-        assert process.returncode == ends
-        given += map(int, process.stdout.split())
-    assert sorted(given) == ALL
 
 
 _STAGES = st.lists(

@@ -23,7 +23,7 @@ from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.records.planner import BatchPlan, Slice
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert
-from loaders.records.shards.index import ShardSet, index_path, save_manifest
+from loaders.records.shards.index import index_path, save_manifest
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Get, Hello, Refusal, Warmed, pack
 from loaders.streaming.receiver.batch import ArrivalOrder
 from loaders.streaming.receiver.fetch import BatchFetch
@@ -60,26 +60,6 @@ def test_an_epoch_brings_every_sample_once_with_its_bytes(
                 assert (batch.labels == samples.labels[batch.ids]).all()
                 for sample_id, image in zip(batch.ids.tolist(), batch.images(), strict=True):
                     assert image == samples.path(sample_id).read_bytes()
-
-
-def test_the_catalog_names_every_shard_in_order(daemon, connect: Connect, shards: Path) -> None:
-    with connect(daemon.endpoint) as connections:
-        catalog = connections.shards.catalog
-    found = sorted(ShardSet.open(shards).shards, key=lambda shard: shard.path.name)
-    assert [(shard.name, shard.records, shard.nbytes) for shard in catalog.shards] == [
-        (shard.path.name, len(shard.records), shard.nbytes) for shard in found
-    ]
-    assert len({shard.digest for shard in catalog.shards}) == len(found)
-    assert catalog.samples == daemon.ready["samples"]
-
-
-def test_clients_at_once_do_not_disturb_one_another(
-    daemon, connect: Connect, planned: Planned, samples: Samples
-) -> None:
-    with connect(daemon.endpoint) as one, connect(daemon.endpoint, streams=1) as other:
-        pairs = zip(BatchFetch(one, planned(one, 0)), BatchFetch(other, planned(other, 1)), strict=True)
-        left, right = zip(*pairs, strict=True)
-    assert _ids(left) == _ids(right) == list(range(len(samples)))
 
 
 def test_the_kernel_wakes_a_client_for_large_pieces_while_it_waits_and_for_any_byte_otherwise(

@@ -96,25 +96,6 @@ def test_pixels_are_those_of_the_shared_transform(daemon, samples: Samples, deco
                     assert (image - expected).abs().mean() < 0.1
 
 
-@decoders
-def test_batches_that_are_kept_keep_their_pixels(daemon, decode: str) -> None:
-    with _loader(daemon.endpoint, decode=decode) as loader:
-        kept, sums = [], []
-        for batch in loader.epoch(0):
-            kept.append(batch)
-            sums.append(float(batch.data.sum()))
-        assert [float(batch.data.sum()) for batch in kept] == sums
-
-
-def test_the_order_is_drawn_from_seed_and_epoch(daemon) -> None:
-    def sets(seed: int, epoch: int) -> set[frozenset[int]]:
-        with _loader(daemon.endpoint, seed=seed, slice_records=2, decode="torch") as loader:
-            return {frozenset(batch.ids.tolist()) for batch in loader.epoch(epoch)}
-
-    assert sets(0, 0) == sets(0, 0)
-    assert sets(0, 0) != sets(0, 1) and sets(0, 0) != sets(1, 0)
-
-
 def test_a_limit_ends_the_epoch_early(daemon) -> None:
     with _loader(daemon.endpoint, limit=20, decode="torch") as loader:
         batches = list(loader.epoch(0))
@@ -212,14 +193,6 @@ def test_raw_batches_hold_the_encoded_images(daemon, samples: Samples) -> None:
                 assert image == samples.path(sample_id).read_bytes()
         stats = loader.stats()
         assert stats.samples == 61 and stats.bytes == samples.sizes.sum() and stats.details["verify_s"] > 0
-
-
-@engines
-@pytest.mark.parametrize("wire", ["raw", "msgpack"])
-def test_both_wire_formats_bring_the_same(daemon, decode: str, wire: str) -> None:
-    with _loader(daemon.endpoint, decode=decode, wire=wire, verify=True) as loader:
-        for epoch in range(2):
-            assert _ids(list(loader.epoch(epoch))) == ALL
 
 
 def test_stages_are_timed(daemon) -> None:

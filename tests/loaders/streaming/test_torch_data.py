@@ -256,14 +256,6 @@ def test_ranks_share_every_sample_if_made_before_or_after_the_process_group(daem
         assert {len(share) for share in shares} == {30, 31}
 
 
-def test_several_ranks_choose_a_remainder(daemon, monkeypatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None)
-    with pytest.raises(LoaderConfigError, match=r"uneven, drop or pad .*2 ranks"):
-        list(loader)
-
-
 def test_a_dataset_that_connected_as_another_rank_says_so(daemon, tmp_path: Path) -> None:
     with _dataset(daemon.endpoint) as dataset:
         dataset.loader  # noqa: B018 - connects as the only rank
@@ -308,6 +300,7 @@ print(json.dumps(given))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
 def test_the_examples_of_the_frameworks_train_on_every_sample(daemon, tmp_path: Path, framework: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", STREAMING.read_text(), re.DOTALL)
