@@ -28,8 +28,8 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from loaders import PyTorchLoader
 from loaders.base import Samples
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.segmentation import SegmentationPipeline
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.segmentation import SegmentationPipeline
 
 WORKERS = 2
 """Processes or threads of every engine, alike."""

@@ -214,7 +214,7 @@ def _ours(engine: str, samples: Samples, workers: int, batch_size: int) -> Itera
     import torch
 
     from loaders import DaliLoader, ImageTransform, PyTorchLoader, SpdlLoader
-    from loaders.fixed import FixedBatchLoader
+    from loaders.shared.fixed import FixedBatchLoader
 
     torch.set_num_threads(1)
     common: dict[str, Any] = {"samples": samples, "transform": ImageTransform(), "batch_size": batch_size, "seed": 0}

@@ -2,7 +2,7 @@
 
 A bound is what all samples take together in their transforms, in seconds, over the number of workers: no loader of as
 many workers is faster. It is taken by the workers' own clocks, and by the times that the steps are set to. Steps sleep,
-as `loaders.pipelines.synthetic_load` says why, in a hundredth to some hundredths of the paper's times. `columns` shows
+as `loaders.pipeline.synthetic_load` says why, in a hundredth to some hundredths of the paper's times. `columns` shows
 which part of the paper's factors comes from better scheduling and which from more workers.
 The parts from `equal` to `burning_tiny` compare whole epochs with PyTorch's, in order and with `in_order=False`, where
 samples are small, large, of varying length, costly to collate, or busy on every core. Prints a line per demand (asked,
@@ -22,7 +22,7 @@ from sample_aware_cost import cost
 from sample_aware_epochs import WORKERS, Arm, Nap, bare_epoch_s, bound_s, speech, unet
 from sample_aware_peers import CASES, peers
 
-from loaders.pipelines.synthetic_load import LightStep
+from loaders.pipeline.synthetic_load import LightStep
 
 BOUND_MOST = 1.03
 BEHIND_MOST = 1.02

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from joulefeed.scheduling import exact_timers
 from loaders import SampleAwareDataLoader
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep, TimedStep
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep, TimedStep
 
 WORKERS = 12
 """As the paper has them (section 5.1)."""

@@ -93,6 +93,8 @@ def connect(orders: Orders) -> DaemonConnections:
     """Connect to the daemons."""
     return DaemonConnections(
         StreamSettings(
+            batch_size=orders.batch_size,
+            seed=0,
             endpoints=orders.endpoints,
             streams=orders.streams,
             prefetch_batches=orders.window,

@@ -19,7 +19,31 @@ GRACE_S: Final = 5.0
 """How long a child may take to end before it is signalled, and again before it is killed."""
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_WORDS_BYTES: Final = 1 << 16
-_WATCH: Final = '(read -r _ </dev/fd/"$0"; kill -KILL 0) >/dev/null 2>&1 & exec "$@"'
+_TICKS: Final = 10
+"""Looks in a second."""
+# Waits for the end of the pipe $0, which its parent's end closes, and then ends the group of the command. A command
+# that may end by itself gets SIGTERM and so many ticks. A process that has ended has no program any more, even where
+# nobody has waited for it.
+_WATCH: Final = """life=$0 grace=$1 folders=$2
+shift 2
+(
+    trap '' HUP INT TERM
+    read -r _ </dev/fd/"$life"
+    [ "$grace" -eq 0 ] || kill -TERM $$
+    while [ "$grace" -gt 0 ] && [ -e /proc/$$/exe ]; do sleep 0.1; grace=$((grace - 1)); done
+    kill -KILL $$
+    while [ "$folders" -gt 0 ]; do
+        tries=50
+        while [ "$tries" -gt 0 ] && [ -e /proc/$$/exe ]; do sleep 0.1; tries=$((tries - 1)); done
+        rm -rf "$1"
+        shift
+        folders=$((folders - 1))
+    done
+    kill -KILL 0
+) </dev/null >/dev/null 2>&1 &
+shift "$folders"
+exec "$@"
+"""
 
 
 class ChildError(Exception):
@@ -47,6 +71,8 @@ class Child:
         own_group: bool = True,
         killed_with_parent: bool = False,
         group_killed_with_parent: bool = False,
+        grace_without_parent_s: float = 0.0,
+        removed_without_parent: Sequence[Path] = (),
     ) -> None:
         """Start it.
 
@@ -65,6 +91,8 @@ class Child:
                 a child that ends at the end of its stdin.
             group_killed_with_parent: whether a shell that waits in its group kills the group when this process ends or
                 closes the child; false by default, for a child without children that outlive it.
+            grace_without_parent_s: how long that shell lets the child end after SIGTERM; 0 s, no time, by default.
+            removed_without_parent: folders that it removes then; none by default.
 
         Raises:
             OSError: the command, `setpriv` where it is needed, or the file of stderr cannot be used.
@@ -82,7 +110,12 @@ class Child:
         self._life: int | None = None
         if group_killed_with_parent:
             reader, self._life = os.pipe()
-            argv, pass_fds = ["sh", "-c", _WATCH, str(reader), *argv], [*pass_fds, reader]
+            grace, folders = (
+                round(_TICKS * grace_without_parent_s),
+                [str(one.absolute()) for one in removed_without_parent],
+            )
+            argv = ["sh", "-c", _WATCH, str(reader), str(grace), str(len(folders)), *folders, *argv]
+            pass_fds = [*pass_fds, reader]
         try:
             self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 [*prefix, *(_killed_with_parent(argv) if killed_with_parent else argv)],

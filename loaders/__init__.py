@@ -23,9 +23,9 @@ if TYPE_CHECKING:
         StreamError,
         WorkerError,
     )
-    from loaders.image import ImageTransform
     from loaders.pecan import PecanLoader, SizeBalancedLoader
     from loaders.pipeline import Item, Pipeline, Tensors, Transform
+    from loaders.pipeline.image import ImageTransform
     from loaders.pytorch import PyTorchLoader
     from loaders.sample_aware import SampleAwareDataLoader, SampleAwareLoader
     from loaders.spdl import SpdlLoader
@@ -61,7 +61,7 @@ __getattr__ = lazy_names(
     {
         "Batch": "base",
         "DaliLoader": "dali",
-        "ImageTransform": "image",
+        "ImageTransform": "pipeline.image",
         "Item": "pipeline",
         "Loader": "base",
         "LoaderConfigError": "errors",

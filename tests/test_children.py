@@ -33,7 +33,7 @@ USERS = {
     "the workers of a generated dataset": DATASET + "make(9000, lambda what, done, total: done and up(1))",
     "the streaming daemon and its decoding processes": (
         NODE + DATASET + "from harness.run.daemon import serving\n"
-        "from loaders.image import ImageTransform\n"
+        "from loaders.pipeline.image import ImageTransform\n"
         "from loaders.streaming import StreamingLoader\n"
         "from loaders.records.shards.convert import convert\n"
         "samples = make(8, print).samples\n"

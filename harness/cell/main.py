@@ -189,7 +189,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
 
 
 def _brings_classes(workload: Workload) -> bool:
-    from loaders.pipelines.callables import as_pipeline
+    from loaders.pipeline.callables import as_pipeline
 
     return bool(getattr(as_pipeline(workload.transform), "labels_are_classes", False))
 

@@ -16,8 +16,8 @@ import torch
 from harness.diagnose.diagnosis import Stage
 from harness.diagnose.sweep import Tick
 from loaders.base import Batch, Samples
-from loaders.image import epoch_order
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
+from loaders.pipeline.image import epoch_order
 
 _MOST_SAMPLES: Final = 256
 _COLD_MATTERS: Final = 0.05

@@ -14,7 +14,7 @@ from harness.config import list_packaged
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
 from harness.results.files import refuse_damage
-from loaders.arguments import as_number
+from loaders.shared.options import as_number
 
 Tree: TypeAlias = "float | tuple[float, float] | Mapping[str, Tree]"
 """A number, a range, or these by key; a key that is a number is text: 30, 0.1."""

@@ -23,7 +23,7 @@ from harness.testbed.base import Node
 from harness.testbed.connection import RemoteNode
 from joulefeed.child import Child, ChildError
 from loaders.errors import LoaderError
-from loaders.shared.daemon_flags import flags
+from loaders.shared.daemon.flags import flags
 
 _START_S = 180.0
 """A busy or an emulated machine starts Java or Python that slowly."""

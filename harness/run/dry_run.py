@@ -25,7 +25,7 @@ from joulefeed.child import ChildError
 from loaders.base import Samples
 from loaders.errors import SampleError
 from loaders.pipeline import sample_error
-from loaders.pipelines.callables import as_pipeline
+from loaders.pipeline.callables import as_pipeline
 
 _TRIES: Final = 8
 """Samples that are tried where every loader leaves out those that fail."""

@@ -7,7 +7,7 @@ import re
 import sys
 
 from harness.errors import ConfigError
-from loaders.arguments import as_number, as_whole
+from loaders.shared.options import as_number, as_whole
 
 
 def check_name(key: str, name: str) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
-    from loaders.image import ImageTransform
-    from loaders.pipelines.timed import TimedPipeline
+    from loaders.pipeline.image import ImageTransform
+    from loaders.pipeline.timed import TimedPipeline
 
 
 STAGES: Final = ("read", "preprocess", "train")
@@ -53,8 +53,8 @@ class Classification(ABC):
     @property
     def transform(self) -> ImageTransform | TimedPipeline:
         """Random resized crop, flip and normalisation, as ImageNet training has them; nothing in the stage `read`."""
-        from loaders.image import ImageTransform
-        from loaders.pipelines.timed import TimedPipeline
+        from loaders.pipeline.image import ImageTransform
+        from loaders.pipeline.timed import TimedPipeline
 
         return TimedPipeline(0.0) if self.stage == "read" else ImageTransform(size=self.image_size)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
-    from loaders.pipelines.detection import DetectionPipeline
+    from loaders.pipeline.detection import DetectionPipeline
 
 
 _BACKBONES: Final = ("resnet18", "resnet34", "resnet50", "resnet101")
@@ -72,7 +72,7 @@ class MaskRCNN:
     @property
     def transform(self) -> DetectionPipeline:
         """Resize, flip, tensor and normalisation, with masks."""
-        from loaders.pipelines.detection import DetectionPipeline
+        from loaders.pipeline.detection import DetectionPipeline
 
         return DetectionPipeline(self.min_size, self._max_size)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
-    from loaders.pipelines.speech import SpeechPipeline
+    from loaders.pipeline.speech import SpeechPipeline
 
 
 _FEATURES: Final = 240
@@ -79,8 +79,8 @@ class RNNT:
     @property
     def transform(self) -> SpeechPipeline:
         """Table 1's steps: Pad, SpecAugment, FilterBank, FrameSplicing, PermuteAudio, and the two emulated ones."""
-        from loaders.pipelines.speech import FEATURES, SpeechPipeline
-        from loaders.pipelines.synthetic_load import HeavyStep, LightStep, Passing
+        from loaders.pipeline.speech import FEATURES, SpeechPipeline
+        from loaders.pipeline.synthetic_load import HeavyStep, LightStep, Passing
 
         passing: Passing = "spin" if self.passing == "spin" else "sleep"
         steps = FEATURES
@@ -94,7 +94,7 @@ class RNNT:
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""
         from harness.workloads.transducer import Transducer
-        from loaders.pipelines.speech import SYMBOLS
+        from loaders.pipeline.speech import SYMBOLS
 
         return Transducer(
             features=_FEATURES,
@@ -116,7 +116,7 @@ class RNNT:
 
     def check(self, batch: Batch) -> None:
         """Raise CellError for features of another width, a character beyond the alphabet, and a missing length."""
-        from loaders.pipelines.speech import SYMBOLS
+        from loaders.pipeline.speech import SYMBOLS
 
         if batch.data.ndim != 3 or batch.data.shape[2] != _FEATURES:
             raise CellError(
@@ -138,7 +138,7 @@ class RNNT:
         import torch
 
         from loaders.base import Batch
-        from loaders.pipelines.speech import SYMBOLS
+        from loaders.pipeline.speech import SYMBOLS
 
         rng = torch.Generator().manual_seed(0)
         frames = max(1, round(self.typical_s / _SECONDS))

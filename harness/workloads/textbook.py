@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
-    from loaders.pipelines.timed import TimedPipeline
+    from loaders.pipeline.timed import TimedPipeline
 
 
 _CLASSES = 1000
@@ -44,7 +44,7 @@ class Textbook:
     @property
     def transform(self) -> TimedPipeline:
         """A pipeline that sleeps as long as a load lasts."""
-        from loaders.pipelines.timed import TimedPipeline
+        from loaders.pipeline.timed import TimedPipeline
 
         return TimedPipeline(self.load_ms / 1e3 / self.batch_size, self.overlapping_loads)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
-    from loaders.pipelines.segmentation import SegmentationPipeline
+    from loaders.pipeline.segmentation import SegmentationPipeline
 
 
 _CHANNELS: Final = 1
@@ -62,8 +62,8 @@ class UNet3D:
     @property
     def transform(self) -> SegmentationPipeline:
         """Crop, flip, brightness, noise and cast, as MLPerf's reference has them."""
-        from loaders.pipelines.crop3d import RandomCrop
-        from loaders.pipelines.segmentation import SegmentationPipeline
+        from loaders.pipeline.crop3d import RandomCrop
+        from loaders.pipeline.segmentation import SegmentationPipeline
 
         return SegmentationPipeline(crop=RandomCrop(self.crop_size, self.oversampling))
 

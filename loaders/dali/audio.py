@@ -21,7 +21,7 @@ from nvidia.dali import fn
 
 from loaders.dali.plan import DataNode, NoOperatorsError
 from loaders.pipeline import Item, Transform
-from loaders.pipelines.audio import (
+from loaders.pipeline.audio import (
     MIN_DEVIATION,
     TINY,
     FilterBank,
@@ -31,8 +31,8 @@ from loaders.pipelines.audio import (
     SpecAugment,
     positions,
 )
-from loaders.pipelines.spectrum import Spectrum
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep
+from loaders.pipeline.spectrum import Spectrum
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
 
 FEED: Final = "feed"
 """Where an item's target keeps what the graph is fed of it, arrays by name."""
@@ -42,7 +42,7 @@ StepT = TypeVar("StepT", bound=Transform)
 
 
 @dataclass(frozen=True)
-class Part(Generic[StepT]):
+class StepPart(Generic[StepT]):
     """A step, run half in Python and half in DALI; this one needs nothing of DALI."""
 
     step: StepT
@@ -62,7 +62,7 @@ class Part(Generic[StepT]):
 
 
 @dataclass(frozen=True)
-class _PadPart(Part[Pad]):
+class _PadPart(StepPart[Pad]):
     """Pad, at any place."""
 
     def __call__(self, item: Item) -> Item:
@@ -75,7 +75,7 @@ class _PadPart(Part[Pad]):
 
 
 @dataclass(frozen=True)
-class _SpecAugmentPart(Part[SpecAugment]):
+class _SpecAugmentPart(StepPart[SpecAugment]):
     """SpecAugment, of a waveform or of its spectrum."""
 
     of_wave: bool
@@ -106,7 +106,7 @@ class _SpecAugmentPart(Part[SpecAugment]):
 
 
 @dataclass(frozen=True)
-class _FilterBankPart(Part[FilterBank]):
+class _FilterBankPart(StepPart[FilterBank]):
     """FilterBank, of a waveform or of its spectrum."""
 
     of_wave: bool
@@ -132,7 +132,7 @@ class _FilterBankPart(Part[FilterBank]):
 
 
 @dataclass(frozen=True)
-class _FrameSplicingPart(Part[FrameSplicing]):
+class _FrameSplicingPart(StepPart[FrameSplicing]):
     """FrameSplicing of features with this many channels."""
 
     channels: int
@@ -143,14 +143,14 @@ class _FrameSplicingPart(Part[FrameSplicing]):
         return fn.reshape(whole, shape=[-1, self.step.frames * self.channels])
 
 
-def parts_of(steps: Sequence[Transform]) -> tuple[list[Part[Any]], list[Transform]]:
+def parts_of(steps: Sequence[Transform]) -> tuple[list[StepPart[Any]], list[Transform]]:
     """Return the steps that are put into the graph, and those that only pass time, which may stand before it.
 
     Raises NoOperatorsError for a step that there is no graph of, at its place.
     """
     if len({step.name for step in steps}) < len(steps):
         raise NoOperatorsError("two of its steps have the same name")
-    parts: list[Part[Any]] = []
+    parts: list[StepPart[Any]] = []
     waits: list[Transform] = []
     # What data are when a step comes to them: 0 channels are a waveform.
     channels, time = 0, 0
@@ -170,7 +170,7 @@ def parts_of(steps: Sequence[Transform]) -> tuple[list[Part[Any]], list[Transfor
             parts.append(_FrameSplicingPart(step, channels))
             channels *= step.frames
         elif isinstance(step, PermuteAudio) and kind is PermuteAudio and channels:
-            parts.append(Part(step))
+            parts.append(StepPart(step))
             time = 1 - time
         else:
             raise NoOperatorsError(f"there is no graph of DALI's operators for its step {step.name} at that place")

@@ -13,18 +13,18 @@ from nvidia.dali import fn, types
 from PIL import Image
 
 from loaders.base import SampleSource
-from loaders.dali.plan import DataNode, Fed, Plan, scalar
-from loaders.image import decode
+from loaders.dali.plan import DaliPlan, DataNode, Fed, scalar
 from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.detection_transforms import pack_masks
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.detection_transforms import pack_masks
+from loaders.pipeline.image import decode
 
 MEAN_GREY_LEVELS: Final = 0.5
 """Most that the pixels of a picture are off on average, of 255: PIL rounds between its two passes of a resize and DALI
 does not. 0.1 to 0.2 are usual."""
 
 
-class DetectionPlan(Plan):
+class DetectionPlan(DaliPlan):
     """Decoding and every step of the picture in DALI, and of boxes and outlines, which are numbers, in Python.
 
     The steps themselves move a picture's boxes and outlines: they get a stand-in that notes what they would do
@@ -42,7 +42,7 @@ class DetectionPlan(Plan):
 
     def __init__(self, pipeline: DetectionPipeline) -> None:
         """Run this pipeline."""
-        self.ahead = _Ahead(pipeline)
+        self.ahead = _DetectionAhead(pipeline)
         self._mean = [255 * mean for mean in pipeline.mean]
         self._std = [255 * std for std in pipeline.std]
 
@@ -69,7 +69,7 @@ class DetectionPlan(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
+class _StandIn:
     """Stands in for a PIL picture: notes the size that it is to have, and whether it is to be mirrored."""
 
     encoded: npt.NDArray[np.uint8]
@@ -81,17 +81,17 @@ class _Picture:
     def width(self) -> int:
         return self.size[0]
 
-    def resize(self, size: tuple[int, int], resample: Image.Resampling) -> _Picture:
+    def resize(self, size: tuple[int, int], resample: Image.Resampling) -> _StandIn:
         assert resample == Image.Resampling.BILINEAR
         return replace(self, size=size)
 
-    def transpose(self, method: Image.Transpose) -> _Picture:
+    def transpose(self, method: Image.Transpose) -> _StandIn:
         assert method == Image.Transpose.FLIP_LEFT_RIGHT
         return replace(self, mirrored=not self.mirrored)
 
 
 @dataclass(frozen=True)
-class _Ahead(WrappedPipeline):
+class _DetectionAhead(WrappedPipeline):
     of: DetectionPipeline
 
     @property
@@ -99,13 +99,13 @@ class _Ahead(WrappedPipeline):
         resize, flip, *_ = self.of.transforms
         return resize, flip, _Masks()
 
-    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[_Picture, Target]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[_StandIn, Target]:
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 size = image.size
         except Exception:  # noqa: BLE001 - PIL's readers raise any error, and `decode` reports it
             size = decode(encoded).size
-        return _Picture(np.frombuffer(encoded, np.uint8), size), self.of.target(samples, sample_id)
+        return _StandIn(np.frombuffer(encoded, np.uint8), size), self.of.target(samples, sample_id)
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         pictures = [item.data for item in items]

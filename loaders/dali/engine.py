@@ -12,12 +12,12 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from loaders.dali.failure import PipelineFailure
-from loaders.dali.plan import Inputs, Plan
+from loaders.dali.plan import DaliPlan, Inputs
+from loaders.dali.prefetcher import Prefetcher
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
 from loaders.shared.compat import end_pipeline
 from loaders.shared.dali_images import device_index, share_threads
-from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import Collated, Failures
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DaliEngine:
     """Pipelines that take turns, from when their inputs' types are known until they are closed."""
 
     def __init__(
-        self, plan: Plan, *, batch_size: int, num_threads: int, device: torch.device, prefetch_queue_depth: int
+        self, plan: DaliPlan, *, batch_size: int, num_threads: int, device: torch.device, prefetch_queue_depth: int
     ) -> None:
         """Build the pipelines if the plan states their inputs, or else with the first batch.
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 from loaders.base import SampleSource
-from loaders.dali.plan import DataNode, Fed, Plan
-from loaders.image import ImageTransform
+from loaders.dali.plan import DaliPlan, DataNode, Fed
 from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, WrappedPipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.shared.dali_images import dali_transform
 
 
-class ImagePlan(Plan):
+class ImagePlan(DaliPlan):
     """Decoding and every step in DALI."""
 
     note = (
@@ -29,7 +29,7 @@ class ImagePlan(Plan):
     def __init__(self, transform: ImageTransform, *, mmap: bool) -> None:
         """Run this transform; `mmap` says whether files are mapped into memory, and not read."""
         self._transform = transform
-        self.ahead = _Ahead(transform, mmap)
+        self.ahead = _ImagesAhead(transform, mmap)
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return images, float32 of shape (3, size, size)."""
@@ -37,7 +37,7 @@ class ImagePlan(Plan):
 
 
 @dataclass(frozen=True)
-class _Ahead(WrappedPipeline):
+class _ImagesAhead(WrappedPipeline):
     of: ImageTransform
     mmap: bool
 

@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from loaders.arguments import as_number, check_choice
+from pydantic import Field
+
 from loaders.base import Batch, Samples
 from loaders.dali.detection import DetectionPlan
 from loaders.dali.engine import DaliEngine
 from loaders.dali.failure import PipelineFailure, find_bad_sample
 from loaders.dali.images import ImagePlan
-from loaders.dali.plan import NoOperatorsError, Plan, PythonPlan
+from loaders.dali.plan import DaliPlan, NoOperatorsError, PythonPlan
+from loaders.dali.prefetcher import Prefetcher
 from loaders.dali.segmentation import SegmentationPlan
 from loaders.dali.speech import SpeechPlan, scaled
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.image import ImageTransform
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import Pipeline
-from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.image import ImageTransform
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.speech import SpeechPipeline
 from loaders.shared.file_loader import ThreadedLoader
-from loaders.shared.prefetcher import Prefetcher
+from loaders.shared.options import Count, LoaderOptions, takes_options
 from loaders.shared.processor import SampleProcessor
 
 Operators: TypeAlias = Literal["native", "python"]
 """Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
 
-_PLANS: Final[dict[type, Callable[[Any], Plan]]] = {
+_PLANS: Final[dict[type, Callable[[Any], DaliPlan]]] = {
     SegmentationPipeline: SegmentationPlan,
     DetectionPipeline: DetectionPlan,
     SpeechPipeline: SpeechPlan,
 }
+
+
+class DaliOptions(LoaderOptions):
+    """What every loader takes, and DALI."""
+
+    num_threads: Count = Field(
+        default=4,
+        description="threads that read and run Python operators, and as many of DALI's that run its own; on the CPU an "
+        "even number of DALI's is shared by two pipelines that take turns with the batches",
+    )
+    prefetch_queue_depth: Count = Field(
+        default=2, description="batches under way at once among the threads that read, and in each pipeline"
+    )
+    mmap: bool = Field(default=False, description="whether image files are mapped into memory, and not read")
+    operators: Operators = Field(
+        default="native",
+        description='"native", DALI\'s own wherever there are any, or "python", by which threads run the whole of any '
+        "pipeline",
+    )
+    timed_step_scale: Annotated[float, Field(gt=0)] = Field(
+        default=1.0,
+        description="factor on the times of a SpeechPipeline's LightStep and HeavyStep, which stand for steps that "
+        "DALI may run faster than Python",
+    )
 
 
 class DaliLoader(ThreadedLoader):
@@ -47,18 +72,13 @@ class DaliLoader(ThreadedLoader):
 
     _name = "dali-loader"
 
-    @takes_options(LoaderOptions)
+    @takes_options(DaliOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        num_threads: int = 4,
-        prefetch_queue_depth: int = 2,
-        mmap: bool = False,
-        operators: Operators = "native",
-        timed_step_scale: float = 1.0,
-        **keywords: Unpack[LoaderKeywords],
+        **keywords: Any,
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
@@ -68,35 +88,24 @@ class DaliLoader(ThreadedLoader):
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            num_threads: threads that read and run Python operators, and as many of DALI's that run its own (default 4).
-                On the CPU an even number of DALI's is shared by two pipelines that take turns with the batches.
-            prefetch_queue_depth: batches under way at once among the threads that read, and in each pipeline
-                (default 2).
-            mmap: whether image files are mapped into memory, and not read (default False).
-            operators: "native", DALI's own wherever there are any, or "python", by which threads run the whole of any
-                pipeline (default "native").
-            timed_step_scale: factor on the times of a SpeechPipeline's LightStep and HeavyStep, which stand for steps
-                that DALI may run faster than Python (default 1).
         """
-        options = LoaderOptions(**keywords)
-        super().__init__(samples, options, num_threads=num_threads, prefetch_queue_depth=(prefetch_queue_depth, 1))
-        if not as_number(timed_step_scale, 0):
-            raise LoaderConfigError(f"timed_step_scale={timed_step_scale!r}: expected a number above 0, such as 0.1")
+        options = DaliOptions(**keywords)
+        super().__init__(samples, options, num_threads=options.num_threads)
         transform = as_pipeline(transform)
         notes: tuple[str, ...] = ()
         if isinstance(transform, SpeechPipeline):
-            transform, notes = scaled(transform, timed_step_scale)
+            transform, notes = scaled(transform, options.timed_step_scale)
         self._transform = transform
-        self._depth = prefetch_queue_depth
-        plan = _plan_of(transform, operators, options, mmap=mmap)
+        self._depth = options.prefetch_queue_depth
+        plan = _plan_of(transform, options)
         self.notes: tuple[str, ...] = (plan.note, *notes)
-        self._work = SampleProcessor(samples, plan.ahead, options.seed, workers=num_threads, processes=False)
+        self._work = SampleProcessor(samples, plan.ahead, options.seed, workers=options.num_threads, processes=False)
         self._engine = DaliEngine(
             plan,
             batch_size=options.batch_size,
-            num_threads=num_threads,
+            num_threads=options.num_threads,
             device=self._device,
-            prefetch_queue_depth=prefetch_queue_depth,
+            prefetch_queue_depth=options.prefetch_queue_depth,
         )
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
@@ -132,20 +141,19 @@ class DaliLoader(ThreadedLoader):
         self._engine.close()
 
 
-def _plan_of(pipeline: Pipeline, operators: Operators, options: LoaderOptions, *, mmap: bool) -> Plan:
+def _plan_of(pipeline: Pipeline, options: DaliOptions) -> DaliPlan:
     """Return how to run a pipeline.
 
-    Raises LoaderConfigError for unknown operators, and for options that DALI's image pipeline cannot keep.
+    Raises LoaderConfigError for options that DALI's image pipeline cannot keep.
     """
-    check_choice("operators", operators, Operators)
-    if operators == "python":
+    if options.operators == "python":
         return PythonPlan(pipeline, "operators=python asks for them")
     if isinstance(pipeline, ImageTransform):
         if options.on_error == "skip":
             raise LoaderConfigError(
                 "on_error=skip: DALI's image pipeline ends with a sample that fails; use raise, or operators=python"
             )
-        return ImagePlan(pipeline, mmap=mmap)
+        return ImagePlan(pipeline, mmap=options.mmap)
     build = _PLANS.get(type(pipeline))
     if build is None:
         return PythonPlan(pipeline, f"there is no graph of DALI's operators for a {type(pipeline).__name__}")

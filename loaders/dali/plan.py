@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["DataNode", "Fed", "Feed", "Inputs", "NoOperatorsError", "Plan", "PythonPlan", "scalar"]
+__all__ = ["DaliPlan", "DataNode", "Fed", "Feed", "Inputs", "NoOperatorsError", "PythonPlan", "scalar"]
 
 Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[np.generic]]]
 """What a batch feeds to DALI's external sources: arrays by the source's name, one a sample."""
@@ -50,7 +50,7 @@ class Fed(Tensors):
         return made
 
 
-class Plan(ABC):
+class DaliPlan(ABC):
     """How a pipeline is run through DALI."""
 
     ahead: Pipeline
@@ -83,7 +83,7 @@ class Plan(ABC):
         return Tensors(outputs[0], collated.labels, collated.extra).each(lambda tensor: tensor.to(device))
 
 
-class PythonPlan(Plan):
+class PythonPlan(DaliPlan):
     """Any pipeline with Python operators: threads run all of it, and DALI takes in each batch as one sample.
 
     The tensors of a batch may differ in their first dimensions, so they cannot be a batch of DALI's.

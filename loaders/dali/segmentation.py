@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from nvidia.dali import fn
 
-from loaders.dali.plan import DataNode, Fed, NoOperatorsError, Plan, scalar
+from loaders.dali.plan import DaliPlan, DataNode, Fed, NoOperatorsError, scalar
 from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
-from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.segmentation import SegmentationPipeline
+from loaders.pipeline.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.segmentation import SegmentationPipeline
 
 _NO_NOISE: Final = np.zeros((1, 1, 1, 1), np.float32)
 
 
-class SegmentationPlan(Plan):
+class SegmentationPlan(DaliPlan):
     """RandomFlip, RandomBrightness, GaussianNoise and collation in DALI; voxels equal the pipeline's own, bit by bit.
 
     Cast has nothing to do: DALI is fed float32 and uint8, as the pipeline decodes to.
@@ -40,7 +40,7 @@ class SegmentationPlan(Plan):
         for step, known in zip(pipeline.transforms, known_steps, strict=True):
             if type(step) is not known:
                 raise NoOperatorsError(f"its step {step.name} is none of this project's")
-        self.ahead = _Ahead(pipeline)
+        self.ahead = _SegmentationAhead(pipeline)
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return volumes, float32, and labels, uint8, both (1, edge, edge, edge) a sample."""
@@ -65,7 +65,7 @@ class SegmentationPlan(Plan):
 
 
 @dataclass(frozen=True)
-class _Ahead(WrappedPipeline):
+class _SegmentationAhead(WrappedPipeline):
     of: SegmentationPipeline
 
     @property

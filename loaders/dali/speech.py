@@ -14,10 +14,10 @@ from nvidia.dali import fn, types
 
 from loaders.base import SampleSource
 from loaders.dali.audio import FEED, parts_of
-from loaders.dali.plan import DataNode, Fed, Plan
+from loaders.dali.plan import DaliPlan, DataNode, Fed
 from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
-from loaders.pipelines.speech import SpeechPipeline, waveform
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep
+from loaders.pipeline.speech import SpeechPipeline, waveform
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
 
 MAX_DIFFERENCE: Final = 1e-3
 """Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
@@ -28,7 +28,7 @@ _ENCODED: Final = "encoded"
 _NO_FEATURES: Final = torch.empty(0, 1)
 
 
-class SpeechPlan(Plan):
+class SpeechPlan(DaliPlan):
     """Decoding and every step in DALI, but for those that only pass time; lengths, masks and labels in Python."""
 
     decodes = True
@@ -36,7 +36,7 @@ class SpeechPlan(Plan):
     def __init__(self, pipeline: SpeechPipeline) -> None:
         """Run this pipeline; raises NoOperatorsError for steps, or an order of them, that there is no graph of."""
         self._parts, waits = parts_of(pipeline.transforms)
-        self.ahead = _Ahead(pipeline, (*self._parts, *waits))
+        self.ahead = _SpeechAhead(pipeline, (*self._parts, *waits))
         steps = ", ".join(part.name for part in self._parts)
         others = "".join(f", {step.name} (it changes nothing of a sample, so it may stand before)" for step in waits)
         self.note = (
@@ -73,7 +73,7 @@ def scaled(pipeline: SpeechPipeline, scale: float) -> tuple[SpeechPipeline, tupl
 
 
 @dataclass(frozen=True)
-class _Ahead(WrappedPipeline):
+class _SpeechAhead(WrappedPipeline):
     of: SpeechPipeline
     steps: tuple[Transform, ...]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from loaders.shared.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from loaders.mosaic.keys import make_keys
     from loaders.mosaic.loader import MosaicLoader
     from loaders.mosaic.mds import FORM, prepare
     from loaders.mosaic.options import ENVIRONMENT, SERVER, DaemonOptions
-    from loaders.shared.objects.keys import make_keys
 
 __all__ = ["ENVIRONMENT", "FORM", "SERVER", "DaemonOptions", "MosaicLoader", "make_keys", "prepare"]
 
@@ -26,7 +26,7 @@ __getattr__ = lazy_names(
         "SERVER": "mosaic.options",
         "DaemonOptions": "mosaic.options",
         "MosaicLoader": "mosaic.loader",
-        "make_keys": "shared.objects.keys",
+        "make_keys": "mosaic.keys",
         "prepare": "mosaic.mds",
     },
 )

@@ -5,23 +5,20 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Any, Final
 
 import numpy as np
 
-from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, StreamError
-from loaders.mosaic.options import Remote
+from loaders.mosaic.keys import load_keys
+from loaders.mosaic.options import MosaicOptions, Remote
 from loaders.mosaic.process import ReaderProcess
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
-from loaders.pipelines.callables import AnyTransform
-from loaders.records.decoding import Engine
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.tfrecord import FOOTER_BYTES
-from loaders.shared.objects.keys import load_keys
+from loaders.shared.options import takes_options
 
-_ALGORITHMS: Final = ("py1e", "py1br", "py1s", "py2s", "naive")
 _AHEAD: Final = 2
 """Batches that are on their way from the reader, beside those that its workers hold."""
 _COLUMNS: Final = 5
@@ -35,29 +32,14 @@ class MosaicLoader(RecordLoader):
     Every epoch downloads every shard again.
     """
 
-    @takes_options(LoaderOptions)
+    @takes_options(MosaicOptions)
     def __init__(
         self,
         *,
         endpoint: str,
-        keys: Path | str | None = None,
         transform: AnyTransform | None = None,
-        num_workers: int = 8,
-        prefetch_factor: int = 2,
-        predownload: int | None = None,
-        shuffle: bool = True,
-        shuffle_algo: str = "py1e",
-        shuffle_block_size: int | None = None,
-        num_canonical_nodes: int | None = None,
-        cache_limit: str | None = None,
-        download_retry: int = 2,
-        verify: bool = True,
-        decode: Engine = "auto",
-        num_threads: int = 2,
-        timeout_s: float = 30.0,
-        limit: int | None = None,
         python: Path | str | None = None,
-        **keywords: Unpack[LoaderKeywords],
+        **keywords: Any,
     ) -> None:
         """Start the process and read the index of the shards.
 
@@ -67,63 +49,41 @@ class MosaicLoader(RecordLoader):
         Args:
             endpoint: Where the shards are, such as s3://joulefeed/mds?endpoint=http://10.77.0.1:9000;
                 requests are signed for the region AWS_REGION, else us-east-1.
-            keys: Folder or file of the access key (default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY).
             transform: A pipeline, or a callable that takes a decoded image or array (default: ImageTransform()).
-            num_workers: Worker processes, each of which downloads one shard at a time (default: 8).
-            prefetch_factor: Batches that each worker has ready (default: 2).
-            predownload: Samples that each worker downloads shards for ahead (default: the library's, 8 batches).
-            shuffle: Whether samples are shuffled (default: true).
-            shuffle_algo: The library's algorithm (default: "py1e").
-            shuffle_block_size: Samples within which py1e shuffles (default: those of 10 shards).
-            num_canonical_nodes: The library's number of sample buckets (default: its own, 1).
-            cache_limit: Most bytes of downloaded shards on disk, such as 2gb (default: those of the dataset).
-            download_retry: Times that the library tries a download (default: 2).
-            verify: Whether the checksum of every record is computed (default: True).
-            decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
-                fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
-            num_threads: Threads that decode, or processes of "torch-process" (default: 2).
-            timeout_s: Seconds of silence after which the object store is given up (default: 30).
-            limit: An epoch has so many samples, the first ones of the shards (default: all).
             python: A Python that has mosaicml-streaming (default: this one).
         """
-        options = LoaderOptions(**keywords)
+        options = MosaicOptions(**keywords)
         remote = Remote.parse(endpoint)
         if options.imbalance:
             raise LoaderConfigError(f"imbalance={options.imbalance}: mosaic makes equal shares; leave it out")
-        for name, number in (("predownload", predownload), ("shuffle_block_size", shuffle_block_size)):
-            if number is not None:
-                check_whole(name, number, 1)
-        if shuffle_algo not in _ALGORITHMS:
-            raise LoaderConfigError(f"shuffle_algo={shuffle_algo!r}: expected one of {', '.join(_ALGORITHMS)}")
-        if num_canonical_nodes is not None:
-            check_whole("num_canonical_nodes", num_canonical_nodes, 1)
-        for name, flag in (("shuffle", shuffle), ("verify", verify)):
-            if not isinstance(flag, bool):
-                raise LoaderConfigError(f"{name}={flag!r}: expected true or false")
-        super().__init__(options, transform=transform, decode=decode, num_threads=num_threads, limit=limit)
-        self._remote, self._timeout_s = remote, check_seconds("timeout_s", timeout_s)
-        self._keys = load_keys(keys)
+        super().__init__(
+            options,
+            transform=transform,
+            decode=options.decode,
+            num_threads=options.num_threads,
+            limit=options.limit,
+        )
+        self._remote, self._timeout_s = remote, options.timeout_s
+        self._keys = load_keys(options.keys)
         self._python = sys.executable if python is None else str(python)
-        self._settings = {
+        library = (
+            "shuffle", "shuffle_algo", "shuffle_block_size", "num_canonical_nodes", "predownload", "cache_limit",
+            "download_retry",
+        )  # fmt: skip
+        self._settings: dict[str, Any] = {
             "batch_size": options.batch_size,
-            "num_workers": check_whole("num_workers", num_workers, 1),
-            "prefetch_factor": check_whole("prefetch_factor", prefetch_factor, 1),
+            "num_workers": options.num_workers,
+            "prefetch_factor": options.prefetch_factor,
             "rank": self._ranks[0],
             "world_size": self._ranks[1],
             "remainder": options.remainder,
-            "limit": limit,
-            "verify": verify,
-            "block_shards": _BLOCK_SHARDS if shuffle_block_size is None else None,
+            "limit": options.limit,
+            "verify": options.verify,
+            "block_shards": _BLOCK_SHARDS if options.shuffle_block_size is None else None,
             "dataset": {
-                "shuffle": shuffle,
-                "shuffle_algo": shuffle_algo,
+                **{name: getattr(options, name) for name in library},
                 "shuffle_seed": options.seed,
-                "shuffle_block_size": shuffle_block_size,
-                "num_canonical_nodes": num_canonical_nodes,
-                "predownload": predownload,
-                "cache_limit": cache_limit,
-                "download_retry": check_whole("download_retry", download_retry, 1),
-                "download_timeout": self._timeout_s,
+                "download_timeout": options.timeout_s,
             },
         }
         self._reader: ReaderProcess | None = None
@@ -160,11 +120,11 @@ class MosaicLoader(RecordLoader):
             f"{found['block']} of them; batches come in the order of the workers, so that a late shard holds all back",
         )
 
-    def _start(self, epoch: int) -> _Fetch:
+    def _start(self, epoch: int) -> ShardFetch:
         if self._reader is None:
             self._reach()
             self._reader = self._start_reader()
-        return _Fetch(self, self._reader, epoch)
+        return ShardFetch(self, self._reader, epoch)
 
     def _drop(self, reader: ReaderProcess) -> None:
         """End a reader whose epoch was broken off; the next epoch has another one."""
@@ -179,7 +139,7 @@ class MosaicLoader(RecordLoader):
             self._drop(self._reader)
 
 
-class _Fetch:
+class ShardFetch:
     """An epoch's batches from a reader."""
 
     def __init__(self, loader: MosaicLoader, reader: ReaderProcess, epoch: int) -> None:

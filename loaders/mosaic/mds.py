@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from loaders.errors import ShardError
+from loaders.mosaic.keys import ObjectKeys, load_keys, make_keys
 from loaders.mosaic.library import import_streaming
-from loaders.mosaic.options import BUCKET, INDEX, PREFIX
+from loaders.mosaic.object_store import ObjectServer
+from loaders.mosaic.options import BUCKET, INDEX, PREFIX, REGION
 from loaders.records.shards.index import ShardSet
-from loaders.shared.objects.keys import ObjectKeys, load_keys, make_keys
-from loaders.shared.objects.server import REGION, ObjectServer
 
 FORM: Final = "mds-1"
 """Name and version of the form: sizes of shards, columns, and how the folder is laid out."""

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -18,11 +19,15 @@ from typing import Any, Final
 import loaders
 from joulefeed.child import Child
 from loaders.errors import LoaderConfigError, NoAnswerError, StreamError, WorkerError
+from loaders.mosaic.keys import ObjectKeys
 from loaders.mosaic.options import Remote
-from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
-from loaders.shared.objects.keys import ObjectKeys
-from loaders.shared.torch_workers import check_socket_paths
+from loaders.shared.compat import check_socket_paths
 
+PACKET_BYTES: Final = 65_536
+MORE: Final = b"+"
+"""A packet that asks for one batch more."""
+NAMES: Final = "joulefeed-mosaic-"
+"""How the names of a reader's shared memory begin, before the id of its process, and of its folder."""
 _RANKS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AUTHORITIES: Final = "AWS_CA_BUNDLE"
 """Variable with the file of the authorities that a server's certificate is checked with."""
@@ -204,3 +209,10 @@ class ReaderProcess:
             self._child.stop(term_s=1.0)
             remove_traces(self._child.pid, self._folder)
         remove_traces(None, self._folder)
+
+
+def remove_traces(pid: int | None, folder: Path) -> None:
+    """Remove the shared memory of a reader whose process has ended, and its folder."""
+    for path in () if pid is None else Path("/dev/shm").glob(f"{NAMES}{pid}-*"):  # noqa: S108
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -31,10 +31,9 @@ from torch.utils.data import DataLoader
 from loaders.errors import LoaderConfigError, LoaderError, ShardError
 from loaders.mosaic.library import import_streaming, name_shared_memory
 from loaders.mosaic.options import INDEX
-from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
+from loaders.mosaic.process import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.records.shards.tfrecord import check_record
-from loaders.shared.compat import DEATH_PREFIX, iterator_workers, shared_memory_of
-from loaders.shared.torch_workers import remove_memory
+from loaders.shared.compat import DEATH_PREFIX, iterator_workers, remove_memory, shared_memory_of
 
 HEADER: Final = ("id", "label", "image", "image_size", "size")
 """Numbers of each sample at the start of a batch, after the number of samples: int64, name by name."""

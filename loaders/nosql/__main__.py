@@ -1,118 +1,54 @@
-"""The database of the nosql loader: serve and prepare tables, store shards in a database, make keys and splits."""
+"""The database of the nosql loader: serve and prepare tables, make keys and splits."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NoReturn
 
 from joulefeed.signals import run_program
-from joulefeed.version import PrintVersion
-from loaders.errors import LoaderConfigError, LoaderError, SplitError
-from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form, prepare
-from loaders.nosql.ingest import ingest
-from loaders.nosql.keys import USER, load_client_keys, make_keys
+from loaders.errors import LoaderConfigError, SplitError
+from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form
+from loaders.nosql.keys import USER, load_client_keys
 from loaders.nosql.options import DaemonOptions
-from loaders.nosql.schema import PORT, Table
+from loaders.nosql.schema import Table
 from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import Login
-from loaders.records.shards.commands import Commands, progress_bar
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
+from loaders.shared.daemon.command import Commands, DaemonCommand, Served, log_at_end, serve_until_end
+from loaders.shared.daemon.flags import resolve_address
 
 _SHOWN = 8
 """Classes of a split that are printed."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 2 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m loaders.nosql", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=PrintVersion)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        allow_abbrev=False,
-        help="serve a folder of tables with a Cassandra server until SIGTERM or Ctrl-C",
-        description="Serve a folder of tables with a Cassandra server until SIGTERM or Ctrl-C. A JSON line on standard "
-        "output says when it is ready and at which endpoint; its warnings and errors go to standard error at the end.",
-    )
-    add_flags(serve, DaemonOptions)
-    serve.set_defaults(run=_serve)
-
-    making = commands.add_parser(
-        "prepare",
-        allow_abbrev=False,
-        help="make a folder of tables of a shard folder, for `serve --root`",
-        description="Make the tables of a shard folder with a Cassandra server of their own on loopback, which ends "
-        "with the command. The folder takes as much room as the shards. When the command is run again it goes on where "
-        "it ended.",
-    )
-    making.add_argument(
-        "--shards",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="shard folder, as `python -m loaders.streaming convert` makes it",
-    )
-    making.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder of the tables: a new or an empty one, or one that is half made",
-    )
-    making.set_defaults(run=_prepare)
-
-    storing = commands.add_parser(
-        "ingest",
-        allow_abbrev=False,
-        help="store a shard folder in a database that runs",
-        description="Store every record of a shard folder in the tables KEYSPACE.NAME and KEYSPACE.NAME_metadata. When "
-        "it is run again it goes on where it ended. The database writes its tables to disk when it chooses to, or "
-        "with `nodetool flush KEYSPACE`.",
-    )
-    storing.add_argument(
-        "--shards",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="shard folder, as `python -m loaders.streaming convert` makes it",
-    )
-    storing.add_argument("--host", default="127.0.0.1", help="a server of the database (default: %(default)s)")
-    storing.add_argument("--port", type=int, default=PORT, help="its port (default: %(default)s)")
-    storing.add_argument("--keyspace", default=KEYSPACE, help="keyspace of the tables (default: %(default)s)")
-    storing.add_argument("--name", default=NAME, help="name of the table of data (default: %(default)s)")
-    storing.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
-    storing.add_argument(
-        "--replication", type=_copies, default=1, metavar="N", help="copies of a row, for a new keyspace (default: 1)"
-    )
-    storing.add_argument(
-        "--timeout-s",
-        type=_seconds,
-        default=30.0,
-        metavar="S",
-        help="how long a request may take (default: %(default)g)",
-    )
-    storing.set_defaults(run=_ingest)
-
-    keygen = commands.add_parser(
-        "keygen",
-        allow_abbrev=False,
-        help="make keys for a server and its clients",
-        description="Make keys for a server and its clients: DIR/daemon for the storage node, DIR/client for those "
-        "that train. Each half has a key, certificates that are valid for 30 days and the password; only its owner can "
-        "read it.",
-    )
-    keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
-    keygen.set_defaults(run=_keygen)
-
-    _add_splits(commands)
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: arguments.run(arguments))
+@contextmanager
+def _serving(options: DaemonOptions) -> Iterator[Served]:
+    host, port = resolve_address(options.listen)
+    if options.keys is None and not options.no_auth and not ip_address(host).is_loopback:
+        raise LoaderConfigError(
+            f"--listen {options.listen}: without keys anyone who reaches it could read and change the tables: give "
+            "--keys DIR (made by `python -m loaders.nosql keygen`), or --no-auth where the network is trusted"
+        )
+    form = open_form(options.root)
+    with (
+        linked_tables(options.root.absolute()) as tables,
+        CassandraServer(
+            tables,
+            host,
+            port=port,
+            keys=options.keys,
+            heap_mb=options.heap_mb,
+            disk_access=options.disk_access,
+            removes_home=True,
+            timeout_s=options.start_s,
+        ) as server,
+        log_at_end(server),
+    ):
+        endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint
+        yield Served({"endpoint": endpoint, "samples": form.samples, "bytes": form.nbytes}, server)
 
 
 def _add_splits(commands: Commands) -> None:
@@ -193,82 +129,17 @@ def _log_in(keys: Path | None) -> Login | None:
     return Login(USER, client.password, client.context())
 
 
-def _copies(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, more than 0")
-    return seconds
-
-
-def _serve(arguments: argparse.Namespace) -> None:
-    options = read_flags(DaemonOptions, vars(arguments))
-    host, port = resolve_address(options.listen)
-    if options.keys is None and not options.no_auth and not ip_address(host).is_loopback:
-        raise LoaderConfigError(
-            f"--listen {options.listen}: without keys anyone who reaches it could read and change the tables: give "
-            "--keys DIR (made by `python -m loaders.nosql keygen`), or --no-auth where the network is trusted"
-        )
-    form = open_form(options.root)
-    signal.signal(signal.SIGTERM, _end)
-    with (
-        linked_tables(options.root.absolute()) as tables,
-        CassandraServer(
-            tables,
-            host,
-            port=port,
-            keys=options.keys,
-            heap_mb=options.heap_mb,
-            disk_access=options.disk_access,
-            removes_home=True,
-            timeout_s=options.start_s,
-        ) as server,
-    ):
-        endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint
-        served = {"endpoint": endpoint, "samples": form.samples, "bytes": form.nbytes}
-        sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
-        sys.stdout.flush()
-        failure = server.wait(sys.stdin.fileno() if options.until_eof else None)
-        sys.stderr.write(server.log_lines() + "\n")
-        if failure is not None:
-            raise LoaderError(failure)
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(0)
-
-
-def _prepare(arguments: argparse.Namespace) -> None:
-    with progress_bar("samples stored") as bar:
-        prepare(arguments.shards, arguments.out, bar)
-
-
-def _ingest(arguments: argparse.Namespace) -> None:
-    table = Table.parse(Table(arguments.host, arguments.port, arguments.keyspace, arguments.name).endpoint)
-    with progress_bar("samples stored") as bar:
-        stored = ingest(
-            arguments.shards,
-            table,
-            login=_log_in(arguments.keys),
-            progress=bar,
-            replication=arguments.replication,
-            timeout_s=arguments.timeout_s,
-        )
-    sys.stdout.write(f"{table.endpoint}  {stored} samples stored now\n")
-
-
-def _keygen(arguments: argparse.Namespace) -> None:
-    daemon, client = make_keys(arguments.folder)
-    sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
-
+main = DaemonCommand(
+    "loaders.nosql",
+    __doc__,
+    DaemonOptions,
+    lambda options: serve_until_end(_serving(options), until_eof=options.until_eof),
+    serves="serve a folder of tables with a Cassandra server",
+    log="Its warnings and errors go to standard error at the end.",
+    prepares="make a folder of tables of a shard folder, with a Cassandra server of their own on loopback",
+    keys="Each half has a key, certificates that are valid for 30 days and the password; only its owner can read it.",
+    add_more=_add_splits,
+).main
 
 if __name__ == "__main__":
     run_program(main)

@@ -17,7 +17,7 @@ from loaders.nosql.server.configuration import SERVER_FILES
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.server.process import CassandraServer
 from loaders.records.shards.index import ShardSet, write_atomically
-from loaders.shared.served_folder import link_file, served_folder
+from loaders.shared.daemon.programs import link_file, served_folder
 
 KEYSPACE: Final = "joulefeed"
 NAME: Final = "samples"
@@ -50,7 +50,7 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
     with CassandraServer(folder) as server:
         _check_room(folder, dataset)
         try:
-            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)
+            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress)
         except StreamError as error:
             # A disk that is full ends the server, which then is what does not answer.
             _check_room(folder, dataset)

@@ -46,26 +46,13 @@ _Row = tuple[Any, ...]
 
 
 def ingest(
-    shards: Path,
-    table: Table,
-    *,
-    login: Login | None = None,
-    progress: Progress = lambda done, total: None,
-    replication: int = 1,
-    timeout_s: float = 30.0,
-) -> int:
-    """Store every record of a shard folder, and then that the dataset is whole; return how many were stored now.
+    shards: Path, table: Table, progress: Progress = lambda done, total: None, *, login: Login | None = None
+) -> None:
+    """Store every record of a shard folder in the tables of a server of its own, and then that the dataset is whole.
 
-    An ingest that was ended, in whatever way, goes on with the samples whose metadata is not there. Each row depends on
-    its record alone, so that storing it again changes nothing.
-
-    Args:
-        shards: the shard folder.
-        table: the tables, which are made where they are missing, as is their keyspace.
-        login: who the client is (default: nobody, unencrypted).
-        progress: called with the numbers of samples stored and of all (default: nothing).
-        replication: copies of a row among the servers, for a new keyspace (default: 1).
-        timeout_s: how long a request may take, in s (default: 30).
+    One that was ended, in whatever way, goes on with the samples whose metadata is not there. Each row depends on its
+    record alone, so that storing it again changes nothing. `progress` is called with the numbers of samples stored and
+    of all. `login` is for a server with keys.
 
     Raises:
         ShardError: a record is damaged.
@@ -74,14 +61,14 @@ def ingest(
     """
     dataset = ShardSet.open(shards)
     _check_sizes(dataset)
-    with open_session(table.host, table.port, login, timeout_s=timeout_s) as session:
-        if _is_whole(session, table, dataset, replication):
+    with open_session(table.host, table.port, login) as session:
+        if _is_whole(session, table, dataset):
             progress(dataset.samples, dataset.samples)
-            return 0
+            return
         stored = {row.sample_id for row in session.execute(f"SELECT sample_id FROM {_metadata(table)}")}  # noqa: S608
         done = len(stored)
         progress(done, dataset.samples)
-        writer = _Writer(session, table, timeout_s)
+        writer = _TableWriter(session, table)
         # The next chunk is read and checked while this one is sent.
         with ThreadPoolExecutor(1) as reader:
             rows = _records(dataset, stored)
@@ -92,7 +79,6 @@ def ingest(
                 done += len(chunk)
                 progress(done, dataset.samples)
         _mark(session, table, dataset)
-    return dataset.samples - len(stored)
 
 
 def _check_sizes(dataset: ShardSet) -> None:
@@ -106,12 +92,11 @@ def _check_sizes(dataset: ShardSet) -> None:
             )
 
 
-def _is_whole(session: Any, table: Table, dataset: ShardSet, replication: int) -> bool:
+def _is_whole(session: Any, table: Table, dataset: ShardSet) -> bool:
     """Return whether the tables have the dataset already; else make them, and say whose samples come."""
-    _check_own(session, table)
     session.execute(
         f"CREATE KEYSPACE IF NOT EXISTS {table.keyspace} WITH replication = "
-        f"{{'class': 'SimpleStrategy', 'replication_factor': {replication}}}"
+        "{'class': 'SimpleStrategy', 'replication_factor': 1}"
     )
     for statement in table.create:
         session.execute(statement)
@@ -120,30 +105,12 @@ def _is_whole(session: Any, table: Table, dataset: ShardSet, replication: int) -
     for found in (whole, half):
         if found is not None and (found.form, found.key) != (FORM, dataset.key):
             raise LoaderConfigError(
-                f"{table.endpoint} has another dataset or form ({found.form}, {found.key}; this one is {FORM}, "
-                f"{dataset.key}): name another table, or drop {table.keyspace}.{table.name}, "
-                f"{_metadata(table)} and its rows of {table.keyspace}.datasets"
+                f"the folder has tables of another dataset or form ({found.form}, {found.key}; this one is {FORM}, "
+                f"{dataset.key}): name another folder"
             )
     if whole is None:
         session.execute(mark, [table.partial, FORM, dataset.samples, dataset.nbytes, dataset.key])
     return whole is not None
-
-
-def _check_own(session: Any, table: Table) -> None:
-    """Raise LoaderConfigError where a table of one of the names is another's, before anything is written beside it."""
-    find = session.prepare("SELECT column_name FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?")
-    columns = {
-        table.name: {"sample", "sample_id", "label", "file", "size", "record"},
-        f"{table.name}_metadata": {"sample", "sample_id", "label", "size"},
-        "datasets": {"name", "form", "samples", "nbytes", "key"},
-    }
-    for name, own in columns.items():
-        found = {row.column_name for row in session.execute(find, [table.keyspace, name])}
-        if found and not own <= found:
-            raise LoaderConfigError(
-                f"{table.host}:{table.port}: the table {table.keyspace}.{name} is another's (it has no column "
-                f"{min(own - found)}): name another keyspace or table; nothing was written"
-            )
 
 
 def _mark(session: Any, table: Table, dataset: ShardSet) -> None:
@@ -151,8 +118,7 @@ def _mark(session: Any, table: Table, dataset: ShardSet) -> None:
     counted = sum(1 for _ in session.execute(f"SELECT sample_id FROM {_metadata(table)}"))  # noqa: S608
     if counted != dataset.samples:
         raise StreamError(
-            f"{table.endpoint} has {counted} samples, and {dataset.samples} were stored: has anything else written "
-            "to it? Drop its tables and ingest the data again"
+            f"{table.endpoint} has {counted} samples, and {dataset.samples} were stored: prepare a new folder"
         )
     session.execute(session.prepare(table.mark), [table.name, FORM, dataset.samples, dataset.nbytes, dataset.key])
     session.execute(session.prepare(table.unmark), [table.partial])
@@ -211,11 +177,11 @@ def _take_chunk(rows: Iterator[Any]) -> list[Any]:
     return chunk
 
 
-class _Writer:
+class _TableWriter:
     """Stores chunks of samples: the data of all, then the metadata of all."""
 
-    def __init__(self, session: Any, table: Table, timeout_s: float) -> None:
-        self._session, self._table, self._timeout_s = session, table, timeout_s
+    def __init__(self, session: Any, table: Table) -> None:
+        self._session, self._table = session, table
         self._insert = session.prepare(table.insert)
         self._columns: dict[str, str] = {}
         self._statements: dict[tuple[str, ...], Any] = {}
@@ -261,5 +227,5 @@ class _Writer:
         (_, row), reason = failed[0]
         raise StreamError(
             f"{self._table.endpoint}: sample {row[1]} could not be stored in {_TRIES} tries: "
-            f"{type(reason).__name__}: {reason}; run the ingest again when the database is well: it goes on"
+            f"{type(reason).__name__}: {reason}; prepare the folder again: it goes on"
         )

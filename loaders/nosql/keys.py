@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import ssl
-import stat
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from joulefeed.keys import CLIENT, DAEMON, make_halves, read_private
 from loaders.errors import LoaderConfigError
 
 USER: Final = "cassandra"
@@ -22,6 +21,8 @@ TRUSTED: Final = "trusted.crt"
 PASSWORD: Final = "password"  # noqa: S105 - the name of a file
 _DAYS: Final = 30
 """Certificates are made for one run."""
+_OPENSSL_S: Final = 60.0
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,27 +44,18 @@ class DatabaseKeys:
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Make new keys in `folder`/daemon and `folder`/client and return the two folders.
+    """Make new keys in `folder`/daemon and `folder`/client and return the two folders, of which a host needs one.
 
-    A host needs one of them only. Folders can be entered, and files read, by their owner alone. Raises
-    LoaderConfigError when there are keys already, the folder cannot be written, or openssl is missing or fails.
+    Raises LoaderConfigError when there are keys already, the folder cannot be written, or openssl is missing or fails.
     """
-    daemon, client = folder / "daemon", folder / "client"
-    password = secrets.token_urlsafe(32)
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for half in (daemon, client):
-            half.mkdir(mode=0o700)
-            _write(half / PASSWORD, password)
-        server = _make_pair(daemon / DAEMON_KEY)
-        _write(daemon / TRUSTED, _make_pair(client / CLIENT_KEY) + server)
-        for half in (daemon, client):
-            _write(half / DAEMON_CERTIFICATE, server)
-    except FileExistsError as error:
-        raise LoaderConfigError(f"{error.filename} is there already: remove it, or name another folder") from error
-    except OSError as error:
-        raise LoaderConfigError(f"keys cannot be written to {error.filename}: {error.strerror}") from error
-    return daemon, client
+    server, client = _make_pair(DAEMON), _make_pair(CLIENT)
+    both = {PASSWORD: secrets.token_urlsafe(32).encode(), DAEMON_CERTIFICATE: _certificate(server)}
+    return make_halves(
+        folder,
+        {**both, DAEMON_KEY: server, TRUSTED: _certificate(client) + _certificate(server)},
+        {**both, CLIENT_KEY: client},
+        LoaderConfigError,
+    )
 
 
 def load_daemon_keys(folder: Path | str) -> DatabaseKeys:
@@ -76,38 +68,26 @@ def load_client_keys(folder: Path | str) -> DatabaseKeys:
     return _load(Path(folder), CLIENT_KEY)
 
 
-def _make_pair(path: Path) -> str:
-    """Write a new private key with its certificate to a file; return the certificate."""
+def _make_pair(name: str) -> bytes:
+    """Return a new private key with its certificate."""
     argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
-    argv += ["-keyout", "-", "-subj", f"/CN=joulefeed-{path.stem}", "-days", str(_DAYS)]
+    argv += ["-keyout", "-", "-subj", f"/CN=joulefeed-{name}", "-days", str(_DAYS)]
     try:
-        made = subprocess.run(argv, capture_output=True, text=True, check=False)
+        made = subprocess.run(argv, capture_output=True, check=False, timeout=_OPENSSL_S)
     except FileNotFoundError as error:
         raise LoaderConfigError("openssl, which makes keys, is not on PATH: install the package openssl") from error
-    certificate = made.stdout[made.stdout.find("-----BEGIN CERTIFICATE") :]
-    if made.returncode or "PRIVATE KEY" not in made.stdout or "CERTIFICATE" not in certificate:
-        raise LoaderConfigError(f"openssl made no key: {' '.join(made.stderr.split()[-20:])}")
-    _write(path, made.stdout)
-    return certificate
+    if made.returncode or b"PRIVATE KEY" not in made.stdout or _CERTIFICATE not in made.stdout:
+        raise LoaderConfigError(f"openssl made no key: {' '.join(made.stderr.decode(errors='replace').split()[-20:])}")
+    return made.stdout
+
+
+def _certificate(pair: bytes) -> bytes:
+    return pair[pair.index(_CERTIFICATE) :]
 
 
 def _load(folder: Path, own: str) -> DatabaseKeys:
-    for name in (own, DAEMON_CERTIFICATE, PASSWORD):
-        path = folder / name
-        try:
-            mode = path.stat().st_mode
-            password = path.read_text().strip()
-        except OSError as error:
-            raise LoaderConfigError(
-                f"{path} cannot be read ({error.strerror}): expected the {Path(own).stem}'s half of what "
-                "`python -m loaders.nosql keygen` makes"
-            ) from error
-        if name != DAEMON_CERTIFICATE and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise LoaderConfigError(f"{path} is open to others (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
+    expected = f"the {Path(own).stem}'s half of what `python -m loaders.nosql keygen` makes"
+    for name in (own, DAEMON_CERTIFICATE):
+        read_private(folder / name, expected, LoaderConfigError, is_secret=name == own)
+    password = read_private(folder / PASSWORD, expected, LoaderConfigError).decode().strip()
     return DatabaseKeys(folder / own, folder / DAEMON_CERTIFICATE, password)
-
-
-def _write(path: Path, text: str) -> None:
-    # Never open to others, not even until a chmod.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(text.rstrip("\n") + "\n")

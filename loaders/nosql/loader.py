@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.arguments import check_seconds, check_whole
 from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
 from loaders.nosql.keys import USER, load_client_keys
+from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import Table
 from loaders.nosql.session import Login, missing_driver
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
-from loaders.pipelines.callables import AnyTransform
-from loaders.records.decoding import Engine
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.epochs import RecordFetch
 from loaders.records.record_loader import RecordLoader
 from loaders.shared.arrivals import ArrivalLog
+from loaders.shared.options import takes_options
 
 if TYPE_CHECKING:
     from loaders.nosql.client.database import Database
-
-_MAX_CONNECTIONS: Final = 256
-_MAX_IN_FLIGHT: Final = 32_000
-"""The protocol numbers the requests of a connection with 15 bits."""
 
 
 class NoSQLLoader(RecordLoader):
@@ -36,101 +29,57 @@ class NoSQLLoader(RecordLoader):
     It follows the loader of the Cassandra-DALI paper (section 3.3). One thread at a time uses it.
     """
 
-    @takes_options(LoaderOptions)
+    @takes_options(NoSQLOptions)
     def __init__(
         self,
         *,
         endpoint: str,
         transform: AnyTransform | None = None,
-        keys: Path | str | None = None,
-        connections: int = 4,
-        io_threads: int = 1,
-        in_flight: int = 1024,
-        prefetch_batches: int = 16,
-        out_of_order: bool = True,
-        slow_start: int = 4,
-        retries: int = 5,
-        timeout_s: float = 30.0,
-        verify: bool = True,
-        decode: Engine = "auto",
-        num_threads: int = 2,
         split: npt.ArrayLike | None = None,
-        limit: int | None = None,
-        events: Path | str | None = None,
-        **keywords: Unpack[LoaderKeywords],
+        **keywords: Any,
     ) -> None:
         """Connect to the database and find the dataset.
 
         Raises LoaderConfigError for an argument out of range or a missing driver, StreamError when the database does
-        not answer or refuses, and for a dataset that is missing, half ingested or of other types.
+        not answer or refuses, and for a dataset that is missing or of other types.
 
         Args:
             endpoint: Address of the dataset, such as cassandra://10.77.0.1:9042/joulefeed.imagenet.
             transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
                 array or number, such as torchvision's Compose (default: ImageTransform()).
-            keys: The client's folder of keys, for a server with keys (default: none).
-            connections: Connections to each host (default: 4).
-            io_threads: Threads that send and receive; the connections are theirs in turn (default: 1).
-            in_flight: Requests under way of each connection (default: 1024).
-            prefetch_batches: Batches that are under way or wait for the consumer; together with `batch_size` it has to
-                cover the bandwidth-delay product (default: 16).
-            out_of_order: Whether each row that arrives takes the next slot of the oldest open batch, so that a slow
-                connection delays no batch; false keeps the order of the epoch (default: True).
-            slow_start: Samples taken for each one that is asked for besides, so that 4 asks for 5 with 4 taken, from
-                as many batches up to `prefetch_batches`; 0 asks for all at once (default: 4).
-            retries: How often a row is asked for again after the database answered with an error; after the loss of a
-                connection it is asked for again until `timeout_s` (default: 5).
-            timeout_s: Seconds without any row after which the epoch ends with an error (default: 30).
-            verify: Whether the checksum of every record is computed (default: True).
-            decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
-                fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
-            num_threads: Threads that decode, or processes of "torch-process" (default: 2).
             split: Ids of the samples of an epoch, such as `load_split` of loaders.nosql.splits returns (default: all).
-            limit: An epoch has the samples whose ids are below it (default: no limit).
-            events: File to which ArrivalLog's lines of each connection are appended (default: none).
         """
-        options = LoaderOptions(**keywords)
-        super().__init__(options, transform=transform, decode=decode, num_threads=num_threads, limit=limit)
+        options = NoSQLOptions(**keywords)
+        super().__init__(
+            options,
+            transform=transform,
+            decode=options.decode,
+            num_threads=options.num_threads,
+            limit=options.limit,
+        )
         table = Table.parse(endpoint)
-        for name, flag in (("out_of_order", out_of_order), ("verify", verify)):
-            if not isinstance(flag, bool):
-                raise LoaderConfigError(f"{name}={flag!r}: expected true or false")
-        for name, path in (("keys", keys), ("events", events)):
-            if not isinstance(path, str | PathLike | None):
-                raise LoaderConfigError(f"{name}={path!r}: expected a path, or none")
-        check_whole("connections", connections, 1, _MAX_CONNECTIONS)
         try:
             from loaders.nosql.client.database import Database
-            from loaders.nosql.client.fetch import Prefetch, Traffic
+            from loaders.nosql.client.fetch import RowTraffic
         except ImportError as error:
             raise missing_driver(error) from error
 
-        self._prefetch = Prefetch(
-            options.batch_size,
-            check_whole("prefetch_batches", prefetch_batches, 1),
-            check_whole("in_flight", in_flight, 1, _MAX_IN_FLIGHT),
-            check_whole("slow_start", slow_start, 0),
-            out_of_order,
-            check_whole("retries", retries, 0),
-            verify,
-        )
         login = None
-        if keys is not None:
-            found = load_client_keys(keys)
+        if options.keys is not None:
+            found = load_client_keys(options.keys)
             login = Login(USER, found.password, found.context())
-        self._traffic = Traffic()
+        self._own, self._traffic = options, RowTraffic()
         self._arrivals: ArrivalLog | None = None
         self._database: Database | None = Database(
             table,
             login=login,
-            connections=connections,
-            io_threads=check_whole("io_threads", io_threads, 1, _MAX_CONNECTIONS),
-            timeout_s=check_seconds("timeout_s", timeout_s),
+            connections=options.connections,
+            timeout_s=options.timeout_s,
         )
         try:
-            if events is not None:
-                self._arrivals = ArrivalLog(events, rank=options.rank)
-            self._ids = None if split is None else _check_split(split, self._database.samples, limit)
+            if options.events is not None:
+                self._arrivals = ArrivalLog(options.events, rank=options.rank)
+            self._ids = None if split is None else _check_split(split, self._database.samples, options.limit)
             self._open(self._database.samples if self._ids is None else len(self._ids))
         except BaseException:
             self.close()
@@ -143,7 +92,7 @@ class NoSQLLoader(RecordLoader):
         self._database.check_process()
         order = self._share.order(epoch)
         ids = order if self._ids is None else self._ids[order]
-        return RowFetch(self._database, ids, epoch, self._prefetch, self._traffic, self._arrivals)
+        return RowFetch(self._database, ids, epoch, self._own, self._traffic, self._arrivals)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far, those of RecordLoader and these.

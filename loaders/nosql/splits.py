@@ -78,7 +78,7 @@ def fetch_metadata(
         keyspace = session.cluster.metadata.keyspaces.get(table.keyspace)
         described = keyspace and keyspace.tables.get(f"{table.name}_metadata")
         if not described or session.execute(session.prepare(table.find), [table.name]).one() is None:
-            raise SplitError(f"{table.endpoint}: there is no whole dataset of this name; ingest it first")
+            raise SplitError(f"{table.endpoint}: there is no whole dataset of this name; prepare it first")
         names = [name for name in dict.fromkeys((id, label, entity)) if name and name in described.columns]
         statement = f"SELECT {', '.join(map(quote, names))} FROM {where}"  # noqa: S608 - the names are checked
         rows = [tuple(row) for row in session.execute(statement)] if names else []

@@ -2,7 +2,16 @@
 
 from loaders.pecan.balanced import SizeBalancedLoader
 from loaders.pecan.loader import PecanLoader
-from loaders.pecan.order import Kind, Order, Placed, auto_order
+from loaders.pecan.order import Kind, Placed, TransformOrder, auto_order
 from loaders.pecan.reorder import Reordered, reorder
 
-__all__ = ["Kind", "Order", "PecanLoader", "Placed", "Reordered", "SizeBalancedLoader", "auto_order", "reorder"]
+__all__ = [
+    "Kind",
+    "PecanLoader",
+    "Placed",
+    "Reordered",
+    "SizeBalancedLoader",
+    "TransformOrder",
+    "auto_order",
+    "reorder",
+]

@@ -13,22 +13,37 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, Unpack
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.options import takes_options
-from loaders.pecan.choice import choose_order, notes_of
+from loaders.pecan.choice import PecanOptions, choose_order, notes_of
 from loaders.pecan.reorder import reorder
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.loader import TorchBatches
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import takes_options
 from loaders.shared.shares import Share
-from loaders.shared.torch_loader import TorchBatches, TorchKeywords, TorchOptions
 
-_PERCENTILE: Final = 75.0
+
+class BalancedOptions(PecanOptions):
+    """What AutoOrder over a DataLoader takes, and the heuristic."""
+
+    percentile: Annotated[float, Field(ge=0, le=100)] = Field(
+        75.0, description="of all sizes, 0 to 100; samples with larger files are slow"
+    )
+    background_workers: int | None = Field(
+        None,
+        description="those of `num_workers` that load the slow samples; None gives them the share that the slow "
+        "samples have of all bytes, by which the heuristic estimates the work",
+    )
+    reorder_transforms: bool = Field(
+        False, description="whether the transforms are in AutoOrder's order, the paper's other heuristic"
+    )
 
 
 class SizeBalancedLoader(FileLoader):
@@ -41,43 +56,31 @@ class SizeBalancedLoader(FileLoader):
 
     notes: tuple[str, ...]
 
-    @takes_options(TorchOptions)
+    @takes_options(BalancedOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        percentile: float = _PERCENTILE,
-        background_workers: int | None = None,
-        reorder_transforms: bool = False,
-        profile_samples: int = 5,
-        **keywords: Unpack[TorchKeywords],
+        **keywords: Any,
     ) -> None:
         """Check the arguments and split the samples; raise LoaderConfigError.
 
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            percentile: of all sizes, 0 to 100; samples with larger files are slow (default 75).
-            background_workers: those of `num_workers` that load the slow samples; None gives them the share that the
-                slow samples have of all bytes, by which the heuristic estimates the work (default None).
-            reorder_transforms: whether the transforms are in AutoOrder's order, the paper's other heuristic
-                (default False).
-            profile_samples: samples from which AutoOrder chooses (default 5).
         """
-        options, pipeline = TorchOptions(**keywords), as_pipeline(transform)
+        options, pipeline = BalancedOptions(**keywords), as_pipeline(transform)
         super().__init__(samples, options, num_workers=(options.num_workers, 2))
-        if not 0 <= percentile <= 100:
-            raise LoaderConfigError(f"percentile={percentile}: expected 0 to 100")
-        threshold = float(np.percentile(samples.sizes, percentile))
+        threshold = float(np.percentile(samples.sizes, options.percentile))
         slow = samples.sizes > threshold
-        background = _background(samples.sizes, slow, options.num_workers, background_workers)
+        background = _background(samples.sizes, slow, options.num_workers, options.background_workers)
         self.notes = (
-            f"samples above {threshold:,.0f} bytes, the {percentile:g}th percentile, are in batches of their own, "
-            f"which {background} of {options.num_workers} workers prepare",
+            f"samples above {threshold:,.0f} bytes, the {options.percentile:g}th percentile, are in batches of their "
+            f"own, which {background} of {options.num_workers} workers prepare",
         )
-        if reorder_transforms:
-            order = choose_order(pipeline, samples, options, profile_samples=profile_samples)
+        if options.reorder_transforms:
+            order = choose_order(pipeline, samples, options)
             self.notes += notes_of(order)
             pipeline = reorder(pipeline, order)
         self._classes = classes = SizeClasses(self._share, samples.sizes, slow, options.batch_size)

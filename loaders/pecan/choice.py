@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
+from pydantic import Field
 
-from loaders.arguments import check_whole
 from loaders.base import Samples
 from loaders.errors import LoaderError
-from loaders.pecan.order import Flow, Kind, Measured, Order, auto_order
+from loaders.pecan.order import Flow, Kind, Measured, TransformOrder, auto_order
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
-from loaders.shared.torch_loader import TorchLoader, TorchOptions
+from loaders.pytorch.loader import TorchLoader, TorchOptions
+from loaders.shared.options import Count
 
 _LOG: Final = logging.getLogger("loaders.pecan.loader")
 _TIMEOUT_S: Final = 60.0
@@ -25,12 +26,17 @@ _TIMEOUT_S: Final = 60.0
 _KEY: Final = "bytes in and out"
 
 
-def choose_order(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, profile_samples: int) -> Order:
+class PecanOptions(TorchOptions):
+    """What a DataLoader takes, and AutoOrder."""
+
+    profile_samples: Count = Field(default=5, description="samples from which AutoOrder chooses")
+
+
+def choose_order(pipeline: Pipeline, samples: Samples, options: PecanOptions) -> TransformOrder:
     """Measure a few samples, choose the order of the pipeline's transforms and log it; raises LoaderConfigError."""
-    check_whole("profile_samples", profile_samples, 1)
     if options.sample_timeout_s is None and options.num_workers:
-        options = replace(options, sample_timeout_s=_TIMEOUT_S)
-    order = auto_order(pipeline.transforms, measure(pipeline, samples, options, count=profile_samples))
+        options = options.replaced(sample_timeout_s=_TIMEOUT_S)
+    order = auto_order(pipeline.transforms, measure(pipeline, samples, options, count=options.profile_samples))
     _LOG.info("AutoOrder, %d samples measured:\n%s", order.samples, order)
     return order
 
@@ -53,7 +59,7 @@ def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, coun
     )
     table: list[torch.Tensor] = []
     failure = ""
-    with TorchLoader(chosen, _Probe(pipeline), probing) as loader:
+    with TorchLoader(chosen, _Weighing(pipeline), probing) as loader:
         try:
             table = [batch.data for batch in loader.epoch(0)]
         except LoaderError as error:
@@ -68,7 +74,7 @@ def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, coun
     return Measured(flows, len(sizes), failure)
 
 
-def notes_of(order: Order) -> tuple[str, ...]:
+def notes_of(order: TransformOrder) -> tuple[str, ...]:
     """Return the order as sentences for a report: the choice, then a line for each transform that changes bytes."""
     if not order.changes:
         chosen = "AutoOrder moves nothing"
@@ -114,7 +120,7 @@ def _evenly(samples: Samples, count: int) -> Samples:
 
 
 @dataclass(frozen=True)
-class _Probe(WrappedPipeline):
+class _Weighing(WrappedPipeline):
     """A pipeline whose batches are the bytes that went into and came out of its transforms."""
 
     @property

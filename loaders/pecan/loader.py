@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Unpack
+from typing import Any
 
 from loaders.base import Samples
-from loaders.options import takes_options
-from loaders.pecan.choice import choose_order, notes_of
-from loaders.pecan.order import Order
+from loaders.pecan.choice import PecanOptions, choose_order, notes_of
+from loaders.pecan.order import TransformOrder
 from loaders.pecan.reorder import reorder
-from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.torch_loader import TorchKeywords, TorchLoader, TorchOptions
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.loader import TorchLoader
+from loaders.shared.options import takes_options
 
 
 class PecanLoader(TorchLoader):
@@ -19,13 +19,11 @@ class PecanLoader(TorchLoader):
 
     notes: tuple[str, ...]
     """The order and what led to it, transform by transform."""
-    order: Order
+    order: TransformOrder
     """The same as data; its str() is the table that is logged."""
 
-    @takes_options(TorchOptions)
-    def __init__(
-        self, *, samples: Samples, transform: AnyTransform, profile_samples: int = 5, **keywords: Unpack[TorchKeywords]
-    ) -> None:
+    @takes_options(PecanOptions)
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Measure some samples, choose the order, log it; raise LoaderConfigError.
 
         `stats` has `profile_s`, the seconds that it took to choose the order.
@@ -33,11 +31,10 @@ class PecanLoader(TorchLoader):
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            profile_samples: samples that are measured (default 5).
         """
-        options, pipeline = TorchOptions(**keywords), as_pipeline(transform)
+        options, pipeline = PecanOptions(**keywords), as_pipeline(transform)
         began = time.perf_counter_ns()
-        self.order = choose_order(pipeline, samples, options, profile_samples=profile_samples)
+        self.order = choose_order(pipeline, samples, options)
         self.notes = notes_of(self.order)
         super().__init__(samples, reorder(pipeline, self.order), options)
         self._stats.details["profile_s"] = (time.perf_counter_ns() - began) * 1e-9

@@ -86,7 +86,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TransformOrder:
     """The order that was chosen, and why."""
 
     placed: tuple[Placed, ...]
@@ -113,14 +113,14 @@ class Order:
         )
 
 
-def auto_order(transforms: Sequence[Transform], measured: Measured) -> Order:
+def auto_order(transforms: Sequence[Transform], measured: Measured) -> TransformOrder:
     """Choose the order of a pipeline's transforms from their measured flows."""
     if not measured.samples:
         why = f"stays: no sample could be measured ({measured.failure or 'there is none'})"
         unknown = [Placed(one.name, Kind.UNKNOWN, 0, 0, at, at, why) for at, one in enumerate(transforms, 1)]
-        return Order(tuple(unknown), tuple(range(len(transforms))), (), 0)
+        return TransformOrder(tuple(unknown), tuple(range(len(transforms))), (), 0)
     kinds = [_kind(one, flow) for one, flow in zip(transforms, measured.flows, strict=True)]
-    plan = _Plan(transforms, kinds)
+    plan = _Arrangement(transforms, kinds)
     for index in [k for k, kind in enumerate(kinds) if kind is Kind.DEFLATIONARY]:
         plan.move(index, -1)
     for index in reversed([k for k, kind in enumerate(kinds) if kind is Kind.INFLATIONARY]):
@@ -139,10 +139,10 @@ def auto_order(transforms: Sequence[Transform], measured: Measured) -> Order:
         )
         for at, (one, kind, flow) in enumerate(zip(transforms, kinds, measured.flows, strict=True))
     ]
-    return Order(tuple(placed), tuple(plan.sequence), tuple(plan.postponed.items()), measured.samples)
+    return TransformOrder(tuple(placed), tuple(plan.sequence), tuple(plan.postponed.items()), measured.samples)
 
 
-class _Plan:
+class _Arrangement:
     """A sequence of transforms in which each may be moved within what it is declared to commute with."""
 
     def __init__(self, transforms: Sequence[Transform], kinds: Sequence[Kind]) -> None:

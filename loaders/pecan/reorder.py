@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.pecan.order import Order, Resizing
+from loaders.pecan.order import Resizing, TransformOrder
 from loaders.pipeline import Item, Pipeline, Transform, WrappedPipeline
 
 
@@ -21,7 +21,7 @@ class Reordered(WrappedPipeline):
         return self.steps
 
 
-def reorder(pipeline: Pipeline, order: Order) -> Pipeline:
+def reorder(pipeline: Pipeline, order: TransformOrder) -> Pipeline:
     """Return the pipeline in the order that was chosen for it, itself where nothing is moved.
 
     Raises LoaderConfigError for the order of another pipeline.

@@ -11,8 +11,7 @@ from typing import NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from loaders.arguments import check_whole
-from loaders.options import Remainder, check_ranks
+from loaders.shared.options import Remainder, check_ranks, check_whole
 
 _Ints = npt.NDArray[np.int64]
 

@@ -9,13 +9,11 @@ from functools import partial
 from typing import cast
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.image import ImageTransform
-from loaders.options import LoaderOptions, OnError, check_ranks
 from loaders.pipeline import StageTimes
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.decoding.decoder import Decoder
 from loaders.records.epochs import (
@@ -28,6 +26,7 @@ from loaders.records.epochs import (
     repeat_for_failed,
 )
 from loaders.shared.device import DeviceTransfer, usable_device
+from loaders.shared.options import LoaderOptions, OnError, check_ranks, check_whole
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.threads import close_at_exit
 

@@ -12,8 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait as wait_for
 from typing import TypeVar
 
-from loaders.arguments import check_whole
 from loaders.errors import WorkerError
+from loaders.shared.options import check_whole
 
 MAX_WORKERS = 256
 _AHEAD = 2

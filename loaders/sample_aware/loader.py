@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from loaders.arguments import check_choice
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.options import LoaderKeywords, LoaderOptions, check_empty, pick, takes_options
 from loaders.pipeline import Item, StageTimes, Tensors
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
@@ -21,6 +19,7 @@ from loaders.sample_aware.workers.jobs import PipelineJob
 from loaders.sample_aware.workers.pool import start_context
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import LoaderKeywords, LoaderOptions, check_choice, check_empty, pick, takes_options
 from loaders.shared.processor import Collated, Loaded, SampleProcessor
 
 

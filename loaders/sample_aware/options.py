@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
-from loaders.arguments import check_whole
 from loaders.errors import LoaderConfigError
 from loaders.sample_aware.ipc.control_page import MAX_WORKERS
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Scheduler
 from loaders.sample_aware.policy.timeout import SlowTimeout
+from loaders.shared.options import check_whole
 
 _DEFAULT_BYTES: Final = 2 << 30
 RENAMED: Final = {"most_bytes": "max_bytes"}

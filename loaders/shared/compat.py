@@ -7,9 +7,12 @@ that a missing one costs a message and not the import of a loader that does not 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch._utils
@@ -18,6 +21,8 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from loaders.errors import LoaderConfigError
 
 T = TypeVar("T")
 ExceptionWrapper = torch._utils.ExceptionWrapper
@@ -28,6 +33,10 @@ TIMEOUT_PREFIX: Final = "DataLoader timed out after"
 """How torch's RuntimeError for a batch that is late begins; torch has no type for it."""
 DEATH_PREFIX: Final = "DataLoader worker (pid"
 """How torch's RuntimeError for a worker that died begins."""
+
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
+_MAX_SOCKET_PATH: Final = 107
+"""Bytes of a Unix socket's path (sun_path in unix(7), less the zero byte at its end)."""
 
 
 def iterator_workers(iterator: object) -> list[BaseProcess]:
@@ -56,6 +65,30 @@ def shared_memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     """
     descriptor, nbytes = tensor.untyped_storage()._share_fd_cpu_()
     return int(descriptor), int(nbytes)
+
+
+def remove_memory(workers: Iterable[BaseProcess]) -> None:
+    """Remove the shared memory that workers which have ended left in the midst of making a batch."""
+    for worker in workers:
+        # How torch names a batch's memory in the moment between its making and its unlinking.
+        for memory in SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
+            memory.unlink(missing_ok=True)
+
+
+def check_socket_paths(below: str = "") -> None:
+    """Raise LoaderConfigError where paths of sockets in the folder for temporary files would be too long.
+
+    `below` is the name of a folder in it whose sockets they are, none for the sockets of this process.
+
+    Batches come through such sockets. torch prints the failure in a thread of the worker, and the batch never comes.
+    """
+    folder = tempfile.gettempdir()
+    most = _MAX_SOCKET_PATH - len(below and f"/{below}") - len("/pymp-12345678/listener-12345678")
+    if len(os.fsencode(folder)) > most:
+        raise LoaderConfigError(
+            f"TMPDIR={folder}: expected a path of at most {most} bytes, for the workers' "
+            "sockets; set TMPDIR to a shorter one, such as /tmp"
+        )
 
 
 def batch_sampler_of(loader: DataLoader[T]) -> Any:

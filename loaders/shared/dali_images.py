@@ -1,4 +1,4 @@
-"""The image transform of `loaders.image` as a graph of DALI operators, for every loader that runs DALI."""
+"""The image transform of `loaders.pipeline.image` as a graph of DALI operators, for every loader that runs DALI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import nvidia.dali.math as dali_math
 import torch
 from nvidia.dali import fn, types
 
-from loaders.image import ATTEMPTS, ImageTransform
+from loaders.pipeline.image import ATTEMPTS, ImageTransform
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
-from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import usable_device
+from loaders.shared.options import LoaderOptions, check_whole
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.stage_table import StageTable

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch.distributed
 
 from loaders.errors import LoaderConfigError
-from loaders.image import epoch_order
-from loaders.options import Remainder, check_imbalance, check_ranks
+from loaders.pipeline.image import epoch_order
+from loaders.shared.options import Remainder, check_imbalance, check_ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ _GRACE_S: Final = 1.0
 _here = threading.local()
 
 
-class _Closing(Protocol):
+class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def close_at_exit(what: _Closing) -> None:
+def close_at_exit(what: _Closable) -> None:
     """Have something closed at the end of this process, a worker of a DataLoader too, if it is still there then."""
     kept = weakref.ref(what)
 
@@ -45,7 +45,7 @@ def close_at_exit(what: _Closing) -> None:
     Finalize(what, close, exitpriority=0)
 
 
-class _Task(NamedTuple):
+class _PoolCall(NamedTuple):
     future: Future[Any]
     run: Callable[[], object]
 
@@ -54,7 +54,7 @@ class DaemonThreads(Executor):
     """An executor with a fixed number of daemon threads, each of which knows its number and computes by itself."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_PoolCall | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
@@ -70,7 +70,7 @@ class DaemonThreads(Executor):
         with self._ending:
             if self._ended:
                 raise RuntimeError("the threads were shut down")
-            self._tasks.put(_Task(future, lambda: fn(*args, **kwargs)))
+            self._tasks.put(_PoolCall(future, lambda: fn(*args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -7,17 +7,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.errors import LoaderError, SampleError
-from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import DeviceTransfer, InTransfer
+from loaders.shared.options import Count, LoaderOptions
 from loaders.shared.processor import Failed, Failures, Loaded, Read, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
@@ -33,18 +33,29 @@ OutputOrder: TypeAlias = Literal["completion", "input"]
 """Whether a stage yields its outputs as they are done, or in the order of its inputs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """How the stages of a pipeline run: calls at a time of each, and the rest."""
+class SpdlOptions(LoaderOptions):
+    """What every loader takes, and SPDL's pipeline."""
 
-    read: int | None
-    """None where reading has no stage of its own."""
-    transform: int
-    """Of decoding and all transforms of a sample, and of reading where that has no stage of its own."""
-    collate: int
-    output_order: OutputOrder
-    buffer_size: int
-    """Batches kept ready."""
+    num_threads: Count = Field(default=4, description="threads that run all stages")
+    read_concurrency: Count | None = Field(
+        default=None,
+        description="samples that are read at a time, in a stage of their own; None reads a sample in the stage that "
+        "decodes it, which takes less processor time",
+    )
+    transform_concurrency: Count | None = Field(
+        default=None, description="samples that are decoded and transformed at a time; None for `num_threads`"
+    )
+    collate_concurrency: Count = Field(default=1, description="batches that are collated at a time")
+    output_order: OutputOrder = Field(
+        default="completion",
+        description='of every stage\'s outputs: "completion", first done, first out, or "input", in the epoch\'s own '
+        "order",
+    )
+    buffer_size: Count = Field(default=3, description="batches kept ready")
+    decode: Literal["pil", "spdl"] = Field(
+        default="pil",
+        description='of images alone: "pil" as other loaders, or "spdl", in which FFmpeg decodes, crops and resizes',
+    )
 
 
 class Made(NamedTuple):
@@ -64,9 +75,8 @@ class SpdlEpoch:
         ids: npt.NDArray[np.int64],
         *,
         epoch: int,
-        options: LoaderOptions,
+        options: SpdlOptions,
         threads: Executor,
-        how: Stages,
         transfer: DeviceTransfer,
         stages: StageTable,
     ) -> None:
@@ -76,9 +86,8 @@ class SpdlEpoch:
             work: what a thread does to a sample.
             ids: of the epoch's samples in their order, shape (n,).
             epoch: its number.
-            options: the loader's; of these the batch size, the policy of errors and the limit of a sample's time.
+            options: the loader's.
             threads: the loader's own.
-            how: how the stages run.
             transfer: copies batches to the device.
             stages: gets the times of every stage.
         """
@@ -89,19 +98,20 @@ class SpdlEpoch:
         self._collate_error: SampleError | None = None
         # SPDL drops what fails, up to a number of failures. It also counts the failures of all stages together.
         max_failures = 0 if self._on_error == "raise" else len(ids)
-        common = {"executor": threads, "output_order": how.output_order}
+        common = {"executor": threads, "output_order": options.output_order}
+        transforms = options.transform_concurrency or options.num_threads
         builder: Any = PipelineBuilder().add_source(ids.tolist())
-        if how.read is None:
-            builder.pipe(self._load, name="load", concurrency=how.transform, max_failures=max_failures, **common)
+        if options.read_concurrency is None:
+            builder.pipe(self._load, name="load", concurrency=transforms, max_failures=max_failures, **common)
         else:
-            builder.pipe(self._read, name="read", concurrency=how.read, max_failures=max_failures, **common)
             builder.pipe(
-                self._transform, name="transform", concurrency=how.transform, max_failures=max_failures, **common
+                self._read, name="read", concurrency=options.read_concurrency, max_failures=max_failures, **common
             )
+            builder.pipe(self._transform, name="transform", concurrency=transforms, max_failures=max_failures, **common)
         self._pipeline: Pipeline[Made] | None = (
             builder.aggregate(options.batch_size)
-            .pipe(self._collate, name="collate", concurrency=how.collate, max_failures=0, **common)
-            .add_sink(how.buffer_size)
+            .pipe(self._collate, name="collate", concurrency=options.collate_concurrency, max_failures=0, **common)
+            .add_sink(options.buffer_size)
             .build(
                 # The threads are the loader's own: SPDL's would keep the process from ending while one of them hangs.
                 num_threads=1,

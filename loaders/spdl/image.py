@@ -1,4 +1,4 @@
-"""The image transform of `loaders.image` through spdl.io: FFmpeg decodes, crops, resizes and mirrors.
+"""The image transform of `loaders.pipeline.image` through spdl.io: FFmpeg decodes, crops, resizes and mirrors.
 
 FFmpeg takes the four inks of a CMYK or YCCK JPEG for three colours and transparency. PIL decodes those few.
 """
@@ -16,8 +16,8 @@ from PIL import Image
 from spdl.io.utils import set_ffmpeg_log_level
 
 from loaders.base import SampleSource
-from loaders.image import ImageTransform, decode
 from loaders.pipeline import Data, FilePipeline, Item, Target, Tensors, Transform, UndecodableError
+from loaders.pipeline.image import ImageTransform, decode
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
-from loaders.arguments import check_choice
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.image import ImageTransform
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import Pipeline
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pipeline.image import ImageTransform
 from loaders.shared.device import DeviceTransfer
 from loaders.shared.file_loader import ThreadedLoader
+from loaders.shared.options import takes_options
 from loaders.shared.processor import SampleProcessor
-from loaders.spdl.epoch import OutputOrder, SpdlEpoch, Stages
+from loaders.spdl.epoch import SpdlEpoch, SpdlOptions
 
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
 
 
-Decode: TypeAlias = Literal["pil", "spdl"]
 _COMPLETION_NOTE: Final = "batches are of the samples that were done first"
 
 
@@ -34,20 +32,13 @@ class SpdlLoader(ThreadedLoader):
 
     _name = "spdl-loader"
 
-    @takes_options(LoaderOptions)
+    @takes_options(SpdlOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        num_threads: int = 4,
-        read_concurrency: int | None = None,
-        transform_concurrency: int | None = None,
-        collate_concurrency: int = 1,
-        output_order: OutputOrder = "completion",
-        buffer_size: int = 3,
-        decode: Decode = "pil",
-        **keywords: Unpack[LoaderKeywords],
+        **keywords: Any,
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
@@ -57,44 +48,16 @@ class SpdlLoader(ThreadedLoader):
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            num_threads: threads that run all stages (default 4).
-            read_concurrency: samples that are read at a time, in a stage of their own; None reads a sample in the stage
-                that decodes it, which takes less processor time (default None).
-            transform_concurrency: samples that are decoded and transformed at a time; None for `num_threads` (default
-                None).
-            collate_concurrency: batches that are collated at a time (default 1).
-            output_order: of every stage's outputs: "completion", first done, first out, or "input", in the epoch's own
-                order (default "completion").
-            buffer_size: batches kept ready (default 3).
-            decode: of images alone: "pil" as the other loaders, or "spdl", in which FFmpeg decodes, crops and resizes
-                (default "pil").
         """
-        options = LoaderOptions(**keywords)
-        self._how = how = Stages(
-            read_concurrency,
-            num_threads if transform_concurrency is None else transform_concurrency,
-            collate_concurrency,
-            output_order,
-            buffer_size,
-        )
-        super().__init__(
-            samples,
-            options,
-            num_threads=num_threads,
-            read_concurrency=(1 if how.read is None else how.read, 1),
-            transform_concurrency=(how.transform, 1),
-            collate_concurrency=(how.collate, 1),
-            buffer_size=(buffer_size, 1),
-        )
-        check_choice("output_order", output_order, OutputOrder)
+        self._own = options = SpdlOptions(**keywords)
+        super().__init__(samples, options, num_threads=options.num_threads)
         transform = as_pipeline(transform)
-        check_choice("decode", decode, Decode)
-        if output_order == "completion":
+        if options.output_order == "completion":
             self.notes += (_COMPLETION_NOTE,)
-        if decode == "spdl":
+        if options.decode == "spdl":
             transform = _decoded_by_spdl(transform)
             self.notes += transform.notes
-        self._work = SampleProcessor(samples, transform, options.seed, workers=num_threads, processes=False)
+        self._work = SampleProcessor(samples, transform, options.seed, workers=options.num_threads, processes=False)
         self._transfer = DeviceTransfer(self._device)
         self._running: SpdlEpoch | None = None
 
@@ -104,9 +67,8 @@ class SpdlLoader(ThreadedLoader):
             self._work,
             self._share.order(epoch),
             epoch=epoch,
-            options=self._options,
+            options=self._own,
             threads=self._own_threads(),
-            how=self._how,
             transfer=self._transfer,
             stages=self._stages,
         )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from joulefeed.signals import run_program
-from joulefeed.version import PrintVersion
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address, run_command
+from loaders.shared.daemon.command import DaemonCommand, say_ready
+from loaders.shared.daemon.flags import resolve_address
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 
@@ -23,33 +22,12 @@ if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the c
     from loaders.streaming.daemon.store import ShardStore
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=PrintVersion)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_own_commands(commands)
-    add_commands(commands)
-    arguments = parser.parse_args(argv)
-    return run_command(lambda: arguments.run(arguments))
-
-
-def _add_own_commands(commands: Commands) -> None:
-    serve = commands.add_parser(
-        "serve",
-        allow_abbrev=False,
-        help="serve a shard folder until SIGTERM or Ctrl-C",
-        description="Serve a shard folder until SIGTERM or Ctrl-C. A JSON line on standard output says when it is "
-        "ready and at which endpoint; the log goes to standard error, one JSON object a line.",
-    )
-    add_flags(serve, DaemonOptions)
-    serve.set_defaults(run=_serve)
-
+def _add_more(commands: Commands) -> None:
     health = commands.add_parser(
         "health",
         allow_abbrev=False,
         help="show the health of a daemon",
-        description="Print a daemon's uptime, connections, memory and counters as JSON. The exit status is 0 when "
+        description="Print a daemon's uptime, connections and counters as JSON. The exit status is 0 when "
         "it answers and 1 when it does not.",
     )
     health.add_argument(
@@ -61,25 +39,16 @@ def _add_own_commands(commands: Commands) -> None:
     )
     health.set_defaults(run=_health)
 
-    keygen = commands.add_parser(
-        "keygen",
-        allow_abbrev=False,
-        help="make keys for a daemon and its clients",
-        description="Make new keys: DIR/daemon for `serve --keys` and DIR/client for the loader's keys= argument. "
-        "Copy to a host only the half that it needs.",
-    )
-    keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
-    keygen.set_defaults(run=_keygen)
+    add_commands(commands)
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(options: DaemonOptions) -> None:
     from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.daemon.listener import ListeningSocket, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.keys import load_daemon_keys
     from loaders.streaming.timestamps import TimestampLogger
 
-    options = read_flags(DaemonOptions, vars(arguments))
     host, port = resolve_address(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
@@ -92,7 +61,6 @@ def _serve(arguments: argparse.Namespace) -> int:
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
-    return 0
 
 
 def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None) -> None:
@@ -122,8 +90,7 @@ def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOpti
         congestion=daemon.congestion,
         max_clients=daemon.max_connections,
     )
-    sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
-    sys.stdout.flush()
+    say_ready(served)
 
 
 def _health(arguments: argparse.Namespace) -> int:
@@ -138,12 +105,16 @@ def _health(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _keygen(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.keys import make_keys
-
-    daemon, client = make_keys(arguments.folder)
-    sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
-
+main = DaemonCommand(
+    "loaders.streaming",
+    __doc__,
+    DaemonOptions,
+    _serve,
+    serves="serve a shard folder",
+    log="The log goes to standard error, one JSON object a line.",
+    keys="Copy to a host only the half that it needs.",
+    add_more=_add_more,
+).main
 
 if __name__ == "__main__":
     run_program(main)

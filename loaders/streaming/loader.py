@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
-from loaders.errors import LoaderConfigError, LoaderError
-from loaders.options import LoaderOptions, check_empty, pick, takes_options
-from loaders.pipelines.callables import AnyTransform
-from loaders.records.decoding import Engine
+from loaders.errors import LoaderError
+from loaders.pipeline.callables import AnyTransform
 from loaders.records.epochs import DeliveredBatch
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
 from loaders.records.record_loader import RecordLoader
+from loaders.shared.options import check_whole, takes_options
 from loaders.streaming.checkpoint import AnyState, Checkpoint, StateDict
 from loaders.streaming.receiver.connections import DaemonConnections
 from loaders.streaming.receiver.fetch import BatchFetch
@@ -32,17 +28,8 @@ class StreamingLoader(RecordLoader):
     uses it.
     """
 
-    @takes_options(LoaderOptions, StreamSettings)
-    def __init__(
-        self,
-        *,
-        transform: AnyTransform | None = None,
-        decode: Engine = "auto",
-        num_threads: int = 2,
-        limit: int | None = None,
-        events: Path | str | None = None,
-        **keywords: Any,
-    ) -> None:
+    @takes_options(StreamSettings)
+    def __init__(self, *, transform: AnyTransform | None = None, **keywords: Any) -> None:
         """Connect to the daemon at `endpoint`, or to those at `endpoints`.
 
         Raises LoaderConfigError for an argument out of range, StreamError when a daemon does not answer.
@@ -50,21 +37,16 @@ class StreamingLoader(RecordLoader):
         Args:
             transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
                 array or number, such as torchvision's Compose (default: ImageTransform()).
-            decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
-                fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
-            num_threads: Threads that decode, or processes of "torch-process" (default: 2).
-            limit: Samples after which an epoch ends (default: no limit).
-            events: File to which TimestampLogger's lines are appended (default: none).
         """
-        settings = self._settings = pick(StreamSettings, keywords)
-        options = pick(LoaderOptions, keywords)
-        check_empty(keywords, "StreamingLoader", {})
-        if not isinstance(events, str | os.PathLike | None):
-            raise LoaderConfigError(f"events={events!r}: expected a path, or none")
-        if options.imbalance:
-            raise LoaderConfigError(f"imbalance={options.imbalance}: streaming makes equal shares; leave it out")
-        super().__init__(options, transform=transform, decode=decode, num_threads=num_threads, limit=limit)
-        self._pieces = settings.count_pieces(options.batch_size)
+        settings = self._settings = StreamSettings(**keywords)
+        limit = settings.limit
+        super().__init__(
+            settings,
+            transform=transform,
+            decode=settings.decode,
+            num_threads=settings.num_threads,
+            limit=limit,
+        )
         self._events: TimestampLogger | None = None
         self._connections: DaemonConnections | None = None
         self._epoch: int | None = None
@@ -75,8 +57,8 @@ class StreamingLoader(RecordLoader):
         self._ended: tuple[int, ...] = ()
         """... and of those after it of which every sample failed."""
         try:
-            if events is not None:
-                self._events = TimestampLogger(events, rank=self._ranks[0])
+            if settings.events is not None:
+                self._events = TimestampLogger(settings.events, rank=self._ranks[0])
             self._connections = DaemonConnections(settings)
             catalog = self._connections.shards.catalog
             self._shard_records, self._records = catalog.shard_records, catalog.samples
@@ -88,17 +70,17 @@ class StreamingLoader(RecordLoader):
             raise
         rank, world_size = self._ranks
         self._planned_by: StateDict = {
-            "seed": options.seed,
+            "seed": settings.seed,
             "slice_records": settings.slice_records,
             "shuffle_window": settings.window_records,
             "rank": rank,
             "world_size": world_size,
-            "remainder": options.remainder,
+            "remainder": settings.remainder,
             "limit": limit,
         }
         self._fingerprint: StateDict = {"catalog": catalog.fingerprint}
         if settings.slice_records == 0:
-            self._fingerprint |= {"batch_size": options.batch_size}
+            self._fingerprint |= {"batch_size": settings.batch_size}
         if settings.shuffle_window is None and settings.slice_records != 1 and not self._connections.is_shuffled:
             warnings.warn(
                 "the shards were not shuffled when they were made, and a batch is made of runs of neighbours: give "
@@ -124,7 +106,7 @@ class StreamingLoader(RecordLoader):
         """Return the number of this rank's samples in an epoch."""
         rank, world_size = self._ranks
         return count_share(
-            self._records, rank=rank, world_size=world_size, remainder=self._options.remainder, limit=None
+            self._records, rank=rank, world_size=world_size, remainder=self._settings.remainder, limit=None
         )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
@@ -152,13 +134,13 @@ class StreamingLoader(RecordLoader):
         self._epoch, self._given, self._ended = epoch, [], ()
         if self._events is not None:
             self._events.log("epoch_start", epoch=epoch)
-        return BatchFetch(connections, plan, pieces=self._pieces, events=self._events)
+        return BatchFetch(connections, plan, pieces=self._settings.pieces, events=self._events)
 
     def _plan_rest(self, checkpoint: Checkpoint) -> EpochPlan:
         """Return the undelivered rest of a rank's epoch."""
         plan = plan_epoch(
             self._shard_records,
-            batch_size=self._options.batch_size // self._pieces,
+            batch_size=self._settings.batch_size // self._settings.pieces,
             epoch=checkpoint.epoch,
             stretches=self._settings.stretches,
             done=checkpoint.before,

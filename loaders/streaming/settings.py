@@ -1,24 +1,22 @@
-"""How batches are fetched from daemons: stated and checked once, for the loader and all parts of the receiver."""
+"""How batches are planned, fetched and decoded: stated and checked once, for the loader and the whole receiver."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from loaders.arguments import as_whole, check_choice, check_seconds, check_whole
+from pydantic import BeforeValidator, Field
+
 from loaders.errors import LoaderConfigError
+from loaders.shared.options import RecordOptions, Seconds, as_whole, whole
 
 BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
 WireFormat: TypeAlias = Literal["raw", "msgpack"]
 """How a batch travels: records as frames of their own, not copied, or all in one msgpack frame."""
 
 MAX_PREFETCH: Final = 256
-_MAX_STREAMS: Final = 64
-_MAX_WARM_BYTES: Final = 4 * 2**30
 _ENDPOINT: Final = re.compile(r"tcp://[^\s/]+:(?P<port>[0-9]{1,5})")
 
 
@@ -31,66 +29,74 @@ def check_endpoint(endpoint: object) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """How batches are planned and fetched; raises LoaderConfigError for a value out of range.
+def _path(value: object) -> object:
+    if not isinstance(value, str | os.PathLike | None):
+        raise ValueError("expected a path, or none")
+    return value
 
-    Args:
-        endpoint: address of the daemon, such as tcp://10.77.0.1:41234; None where `endpoints` is given (default None).
-        endpoints: addresses of several daemons, each with shards of its own (default None).
-        keys: the client's folder of keys, for daemons with keys; None for daemons without (default None).
-        streams: connections to each daemon (default 2).
-        prefetch_batches: batches that are requested ahead of each daemon; "auto" is two a stream, 8 if they are small,
-            and twice the bandwidth-delay product, which is learned (default "auto").
-        order: "arrival", "sample" for batches of the runs that arrive first, whichever batch they were planned for, or
-            "strict" for the order of the plan (default "arrival").
-        slice_records: neighbouring records in a run; a batch is made of runs. 0 is EMLIO's plan: whole shards, and
-            batches from as many of them in turn as there are streams (default 8).
-        shuffle_window: records that are shuffled one by one within windows of so many; 0 for none, and None for none
-            with a warning where the shards were not shuffled when they were made (default None).
-        warm_bytes: bytes of padding that open TCP's windows at each daemon's connections before the first batch; twice
-            the link's bandwidth-delay product is enough (default 8 MiB).
-        wire: "raw", or "msgpack" as in EMLIO's paper (default "raw").
-        timeout_s: seconds of silence after which a daemon is given up (default 30).
-        verify: whether the checksum of every record is computed, and not only the one that it states compared with the
-            index (default True).
-    """
 
-    endpoint: str | None = None
-    endpoints: Sequence[str] | None = None
-    keys: Path | str | None = None
-    streams: int = 2
-    prefetch_batches: int | Literal["auto"] = "auto"
-    order: BatchOrder = "arrival"
-    slice_records: int = 8
-    shuffle_window: int | None = None
-    warm_bytes: int = 8 * 2**20
-    wire: WireFormat = "raw"
-    timeout_s: float = 30.0
-    verify: bool = True
+def _prefetch(value: object) -> object:
+    if value != "auto" and as_whole(value, 1, MAX_PREFETCH) is None:
+        raise ValueError(f"expected 1 to {MAX_PREFETCH}, or auto")
+    return value
 
-    def __post_init__(self) -> None:
+
+class StreamSettings(RecordOptions):
+    """What every loader of records takes, and those of the streaming loader."""
+
+    endpoint: Any = Field(
+        default=None,
+        description="address of the daemon, such as tcp://10.77.0.1:41234; None where `endpoints` is given",
+    )
+    endpoints: Sequence[Any] | None = Field(
+        default=None, description="addresses of several daemons, each with shards of its own"
+    )
+    keys: Annotated[Any, BeforeValidator(_path)] = Field(
+        default=None, description="the client's folder of keys, for daemons with keys; None for daemons without"
+    )
+    streams: Annotated[int, whole(1, 64)] = Field(default=2, description="connections to each daemon")
+    prefetch_batches: Annotated[int | Literal["auto"], BeforeValidator(_prefetch)] = Field(
+        default="auto",
+        description='batches that are requested ahead of each daemon; "auto" is two a stream, 8 if they are small, and '
+        "twice the bandwidth-delay product, which is learned",
+    )
+    order: BatchOrder = Field(
+        default="arrival",
+        description='"arrival", "sample" for batches of the runs that arrive first, whichever batch they were planned '
+        'for, or "strict" for the order of the plan',
+    )
+    slice_records: Annotated[int, whole(0)] = Field(
+        default=8,
+        description="neighbouring records in a run; a batch is made of runs. 0 is EMLIO's plan: whole shards, and "
+        "batches from as many of them in turn as there are streams",
+    )
+    shuffle_window: Annotated[int, whole(0)] | None = Field(
+        default=None,
+        description="records that are shuffled one by one within windows of so many; 0 for none, and None for none "
+        "with a warning where the shards were not shuffled when they were made",
+    )
+    warm_bytes: Annotated[int, whole(0, 4 * 2**30)] = Field(
+        default=8 * 2**20,
+        description="bytes of padding that open TCP's windows at each daemon's connections before the first batch; "
+        "twice the link's bandwidth-delay product is enough",
+    )
+    wire: WireFormat = Field(default="raw", description='"raw", or "msgpack" as in EMLIO\'s paper')
+    timeout_s: Seconds = Field(default=30.0, description="seconds of silence after which a daemon is given up")
+    events: Annotated[Any, BeforeValidator(_path)] = Field(
+        default=None, description="file to which TimestampLogger's lines are appended; None for no such file"
+    )
+
+    def model_post_init(self, context: object) -> None:
+        """Check what several arguments say together; raises LoaderConfigError."""
+        super().model_post_init(context)
+        if self.imbalance:
+            raise LoaderConfigError(f"imbalance={self.imbalance}: streaming makes equal shares; leave it out")
         if (self.endpoint is None) == (self.endpoints is None):
             raise LoaderConfigError("endpoint or endpoints: give one of the two")
         for endpoint in self.addresses:
             check_endpoint(endpoint)
         if not self.addresses or len(set(self.addresses)) != len(self.addresses):
             raise LoaderConfigError(f"endpoints={self.endpoints}: expected one or more, each once")
-        if not isinstance(self.keys, str | os.PathLike | None):
-            raise LoaderConfigError(f"keys={self.keys!r}: expected a path, or none")
-        check_whole("streams", self.streams, 1, _MAX_STREAMS)
-        if self.prefetch_batches != "auto" and as_whole(self.prefetch_batches, 1, MAX_PREFETCH) is None:
-            raise LoaderConfigError(
-                f"prefetch_batches={self.prefetch_batches!r}: expected 1 to {MAX_PREFETCH}, or auto"
-            )
-        check_choice("order", self.order, BatchOrder)
-        check_whole("slice_records", self.slice_records, 0)
-        check_whole("shuffle_window", self.window_records, 0)
-        check_whole("warm_bytes", self.warm_bytes, 0, _MAX_WARM_BYTES)
-        check_choice("wire", self.wire, WireFormat)
-        check_seconds("timeout_s", self.timeout_s)
-        if not isinstance(self.verify, bool):
-            raise LoaderConfigError(f"verify={self.verify!r}: expected true or false")
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -107,12 +113,13 @@ class StreamSettings:
         """Stretches of a rank's share from which its batches are taken in turn."""
         return self.streams if self.slice_records == 0 else 1
 
-    def count_pieces(self, batch_size: int) -> int:
-        """Return into how many equal requests a batch is planned that is filled by sample: of at most a run each."""
+    @property
+    def pieces(self) -> int:
+        """Equal requests into which a batch is planned that is filled by sample: of at most a run each."""
         if self.order != "sample" or not self.slice_records:
             return 1
         return next(
             pieces
-            for pieces in range(1, batch_size + 1)
-            if batch_size % pieces == 0 and batch_size // pieces <= self.slice_records
+            for pieces in range(1, self.batch_size + 1)
+            if self.batch_size % pieces == 0 and self.batch_size // pieces <= self.slice_records
         )

@@ -11,11 +11,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.arguments import check_whole
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.options import check_ranks
 from loaders.records.raw_batch import RawBatch
+from loaders.shared.options import check_ranks, check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import AnyState, StateDict, has_ended
 from loaders.streaming.loader import StreamingLoader

@@ -15,7 +15,7 @@ CATALOG_ID: Final = "joulefeed-catalog-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Catalog:
+class TfDataCatalog:
     """The shards of a daemon, by their paths on the storage node, and its workers."""
 
     shards: Sequence[str]
@@ -57,7 +57,7 @@ class Catalog:
             raise StreamError(f"the catalog of the shards cannot be read: {error}") from error
 
 
-def worker_addresses(catalog: Catalog) -> list[tuple[str, int]]:
+def worker_addresses(catalog: TfDataCatalog) -> list[tuple[str, int]]:
     """Return host and port of every worker."""
     split = [worker.rpartition(":") for worker in catalog.workers]
     return [(host.strip("[]"), int(port)) for host, _, port in split]

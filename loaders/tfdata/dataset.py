@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from loaders.records.shards.index import RECORD
-from loaders.tfdata.catalog import CATALOG_ID, Catalog
+from loaders.tfdata.catalog import CATALOG_ID, TfDataCatalog
+from loaders.tfdata.options import TfDataOptions
 from loaders.tfdata.tensorflow import Dataset, load_tensorflow
 
 _READ_BYTES: Final = 2**20
 """Read buffer of a shard: the documentation of TFRecordDataset advises 1 to 100 MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How the workers and the client prepare an epoch."""
-
-    shuffle_buffer: int
-    """Records among which a worker draws the next one; 1 leaves them in the order of the shards."""
-    interleave: int
-    """Shards that a worker reads in turn, at most."""
-    max_outstanding_requests: int | None
-    """Elements that the client has asked for or has waiting; None leaves it to TensorFlow."""
-    private_threads: int
-    """Threads of a worker for this epoch."""
+_AHEAD: Final = 2
+"""Elements for each worker: one under way, and one that has arrived."""
 
 
-class Piece(NamedTuple):
+class ShardPiece(NamedTuple):
     """Neighbouring records of a shard."""
 
     shard: int
@@ -38,17 +28,17 @@ class Piece(NamedTuple):
     records: int
 
 
-def plan_pieces(records: Sequence[int], *, seed: int, epoch: int, start: int, count: int) -> list[Piece]:
+def plan_pieces(records: Sequence[int], *, seed: int, epoch: int, start: int, count: int) -> list[ShardPiece]:
     """Return the pieces of `count` records from the `start`-th on, of all shards in the epoch's random order.
 
     All are whole shards but the first and the last.
     """
-    pieces: list[Piece] = []
+    pieces: list[ShardPiece] = []
     for shard in np.random.default_rng((seed, epoch)).permutation(len(records)).tolist():
         first = min(start, records[shard])
         taken = min(records[shard] - first, count)
         if taken:
-            pieces.append(Piece(shard, first, taken))
+            pieces.append(ShardPiece(shard, first, taken))
         start, count = start - first, count - taken
     return pieces
 
@@ -66,7 +56,7 @@ def open_catalog(endpoint: str) -> Dataset:
 
 
 def open_epoch(
-    endpoint: str, catalog: Catalog, pieces: Sequence[Piece], tuning: Tuning, *, batch_size: int, seed: int, job: str
+    endpoint: str, catalog: TfDataCatalog, pieces: Sequence[ShardPiece], tuning: TfDataOptions, *, seed: int, job: str
 ) -> Dataset:
     """Return the dataset of an epoch: numbers, index rows and payloads of records, each of shape (at most batch_size,).
 
@@ -97,16 +87,16 @@ def open_epoch(
     dataset = data.Dataset.from_tensor_slices(columns).interleave(read_piece, cycle_length=cycle)
     if tuning.shuffle_buffer > 1:
         dataset = dataset.shuffle(tuning.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
-    dataset = dataset.batch(batch_size).prefetch(data.AUTOTUNE)
+    dataset = dataset.batch(tuning.batch_size).prefetch(data.AUTOTUNE)
     options = data.Options()
     options.deterministic = True
-    options.threading.private_threadpool_size = tuning.private_threads
+    options.threading.private_threadpool_size = tuning.worker_threads
     return dataset.with_options(options).apply(
         service.distribute(
             processing_mode=service.ShardingPolicy.DYNAMIC,
             service=endpoint,
             job_name=job,
-            max_outstanding_requests=tuning.max_outstanding_requests,
+            max_outstanding_requests=tuning.max_outstanding_requests or _AHEAD * len(catalog.workers),
             # Encoded images do not become smaller.
             compression=None,
         )

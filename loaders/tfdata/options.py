@@ -1,4 +1,4 @@
-"""The options of the daemon: flags of `serve`, and keys of the `daemon` section of a loader in an experiment."""
+"""The options of the loader, and of the daemon: flags of `serve`, and keys of the `daemon` section of a loader."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from loaders.shared.options import Count, RecordOptions, Seconds
 
 LISTEN = "127.0.0.1:5050"
 
@@ -37,3 +39,20 @@ class DaemonOptions(BaseModel):
         default=2, title="N", description="threads of TensorFlow's operations, 1 to 64 (default: 2)"
     )
     until_eof: bool = Field(default=False, description="stop as well when standard input ends")
+
+
+class TfDataOptions(RecordOptions):
+    """What every loader of records takes, and tf.data service."""
+
+    shuffle_buffer: Count = Field(
+        default=1024,
+        description="records of a worker from which it draws the next one at random; an epoch begins when it is full",
+    )
+    interleave: Count = Field(default=4, description="shards that a worker reads in turn, at most")
+    max_outstanding_requests: Count | None = Field(
+        default=None,
+        description="batches that are asked for or wait in the client; the service has one under way at each worker; "
+        "None for two for each worker",
+    )
+    worker_threads: Count = Field(default=2, description="threads of each worker for an epoch")
+    timeout_s: Seconds = Field(default=30.0, description="seconds without a batch after which the service is given up")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
 from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address
@@ -14,9 +12,10 @@ from typing import Any, Final
 import psutil
 
 from joulefeed.native import compiled
+from joulefeed.server import check_free, join_address
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.records.shards.index import ShardSet, check_content
-from loaders.tfdata.catalog import CATALOG_ID, Catalog
+from loaders.tfdata.catalog import CATALOG_ID, TfDataCatalog
 from loaders.tfdata.tensorflow import load_tensorflow
 
 HOST_VARIABLE: Final = "TFDATA_LISTEN_HOST"
@@ -73,23 +72,23 @@ class Service:
         """
         shards = ShardSet.open(root)
         check_content(shards.shards)
-        _check_free(host, port)
+        # gRPC shares a port that another of its servers listens on (SO_REUSEPORT), and clients reach either.
+        check_free(host, port, StreamError)
         tensorflow = load_tensorflow(threads)
         service = tensorflow.data.experimental.service
         self.samples, self.nbytes = shards.samples, shards.nbytes
         config = service.DispatcherConfig(port=port, job_gc_check_interval_ms=_CHECK_MS, job_gc_timeout_ms=_CHECK_MS)
         self._dispatcher = service.DispatchServer(config)
-        name = f"[{host}]" if isinstance(ip_address(host), IPv6Address) else host
-        address = f"{name}:{_port_of(self._dispatcher)}"
+        address = join_address(host, _port_of(self._dispatcher))
         self.endpoint = f"grpc://{address}"
         self._workers = [
             service.WorkerServer(
-                service.WorkerConfig(address, worker_address=f"{name}:%port%", heartbeat_interval_ms=_CHECK_MS)
+                service.WorkerConfig(address, join_address(host, "%port%"), heartbeat_interval_ms=_CHECK_MS)
             )
             for _ in range(workers)
         ]
         _check_listeners(host)
-        self._catalog = Catalog.of(shards, [f"{name}:{_port_of(worker)}" for worker in self._workers])
+        self._catalog = TfDataCatalog.of(shards, [join_address(host, _port_of(worker)) for worker in self._workers])
         self._register(tensorflow)
 
     def _register(self, tensorflow: Any) -> None:
@@ -113,18 +112,6 @@ def _port_of(server: Any) -> int:
     return int(server._server.bound_port())
 
 
-def _check_free(host: str, port: int) -> None:
-    # gRPC shares a port that another of its servers listens on (SO_REUSEPORT), and clients reach either.
-    family = socket.AF_INET6 if isinstance(ip_address(host), IPv6Address) else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            probe.listen()
-    except OSError as error:
-        raise StreamError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another address") from error
-
-
 def _check_listeners(host: str) -> None:
     """Raise StreamError where a socket of this process listens on another address than `host`."""
     connections = psutil.Process().net_connections("tcp")
@@ -140,18 +127,3 @@ def _plain(host: str) -> str:
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
-
-
-def wait_for_end(*, until_eof: bool) -> None:
-    """Wait for SIGTERM or SIGINT, and for the end of standard input where that is asked for."""
-    import select
-
-    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(wake)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    watched = [woken, sys.stdin.fileno()] if until_eof else [woken]
-    while True:
-        ready, _, _ = select.select(watched, [], [])
-        if woken in ready or not os.read(ready[0], 4096):
-            return

@@ -11,7 +11,7 @@ from PIL import Image
 
 from harness.datasets.tree import ImageTree
 from loaders.dali import DaliLoader
-from loaders.image import ImageTransform, decode
+from loaders.pipeline.image import ImageTransform, decode
 from loaders.pytorch import PyTorchLoader
 from loaders.spdl import SpdlLoader
 
@@ -123,6 +123,6 @@ def test_sixteen_bits_are_scaled_to_eight_not_cut_off():
 def test_damaged_exif_data_fill_no_log_with_warnings(tmp_path):
     path = tmp_path / "damaged.JPEG"
     path.write_bytes(ODDITIES["damaged_exif.JPEG"]())
-    code = "import sys; from loaders.image import decode; print(decode(open(sys.argv[1], 'rb').read()).size)"
+    code = "import sys; from loaders.pipeline.image import decode; print(decode(open(sys.argv[1], 'rb').read()).size)"
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert (ran.stdout.strip(), ran.stderr) == (f"({WIDTH}, {HEIGHT})", "")

@@ -11,7 +11,7 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.kits19.tree import Kits19Tree
 from harness.datasets.placement import PlacedData
 from harness.errors import ConfigError, DatasetError
-from loaders.pipelines.hounsfield import normalise
+from loaders.pipeline.volumes import normalise
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,7 @@ from harness.diagnose.sweep import find_workers_key, repeat
 from harness.errors import ConfigError
 from loaders.base import Samples
 from loaders.errors import SampleError
-from loaders.pipelines.timed import TimedPipeline
+from loaders.pipeline.timed import TimedPipeline
 from loaders.pytorch import PyTorchLoader
 
 SLEEP_S = 0.004

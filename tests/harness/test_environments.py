@@ -15,7 +15,7 @@ from harness.errors import TestbedError
 from harness.run import environments
 from harness.run.cli import main
 from harness.run.environments import python_of
-from loaders.fixed import FixedBatchLoader
+from loaders.shared.fixed import FixedBatchLoader
 
 OWN = "tests.harness.test_environments.Elsewhere"
 SMALL = ["dataset.samples=12", "epochs=1", "repeats=1", "warmup_samples=0", "workloads.resnet50.batch_size=4"]

@@ -18,7 +18,7 @@ from harness.results.checks import judge
 from harness.results.epochs import make_epoch_rows
 from harness.results.files import parse_value, write_json
 from loaders.base import Batch, Samples
-from loaders.image import epoch_order
+from loaders.pipeline.image import epoch_order
 from tests.harness.records import store_batches
 
 N, SIZE, EPOCHS = 96, 1000, 2

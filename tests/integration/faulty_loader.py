@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
-from loaders.pipelines.callables import AnyTransform
+from loaders.pipeline.callables import AnyTransform
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import LoaderKeywords, LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100

@@ -298,7 +298,7 @@ def test_a_regime_that_is_nearer_than_the_link_can_be_is_refused(run_folder, mon
     folder = run_folder.parents[1]
     where = [f"--config-dir={folder / 'conf'}", f"results_dir={folder / 'near'}", f"cache_dir={folder / 'cache'}"]
     near = ["~regimes.impaired", "regimes.near.rtt_ms=0.001", "checks.rtt_ms=0.001"]
-    fixed = ["loaders.faulty._target_=loaders.fixed.FixedBatchLoader", "~loaders.faulty.socket"]
+    fixed = ["loaders.faulty._target_=loaders.shared.fixed.FixedBatchLoader", "~loaders.faulty.socket"]
     monkeypatch.setattr(sys, "argv", ["harness", *where, "+experiment=faults", *near, *fixed])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
     assert main() == TestbedError.exit_status

@@ -12,8 +12,8 @@ from harness.datasets.coco import CocoLike
 from loaders.base import Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, StageTimes, load_item
-from loaders.pipelines.detection import CATEGORY_CLASSES, DetectionPipeline
-from loaders.pipelines.detection_transforms import fit_size
+from loaders.pipeline.detection import CATEGORY_CLASSES, DetectionPipeline
+from loaders.pipeline.detection_transforms import fit_size
 from loaders.pytorch import PyTorchLoader
 
 SMALL = DetectionPipeline(min_size=64, max_size=107)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from loaders import ImageTransform, LoaderError, SampleError
-from loaders.fixed import FixedBatchLoader
-from loaders.image import epoch_order
+from loaders.pipeline.image import epoch_order
+from loaders.shared.fixed import FixedBatchLoader
 from tests.loaders.conftest import make_tree
 
 SIZE = 32

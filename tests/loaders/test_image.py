@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.image import ImageTransform, decode, epoch_order
 from loaders.pipeline import UndecodableError
+from loaders.pipeline.image import ImageTransform, decode, epoch_order
 
 SIDES = st.integers(1, 4000)
 

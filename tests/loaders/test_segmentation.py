@@ -12,10 +12,10 @@ import torch
 
 from loaders import Item, PyTorchLoader, SampleError, Samples
 from loaders.pipeline import load_item
-from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
-from loaders.pipelines.crop3d import Box, RandomCrop, components
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.volumes import map_array
+from loaders.pipeline.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
+from loaders.pipeline.crop3d import Box, RandomCrop, components
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.volumes import map_array
 
 SHAPE = (20, 24, 28)
 

@@ -5,7 +5,7 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from loaders import LoaderConfigError
-from loaders.image import epoch_order
+from loaders.pipeline.image import epoch_order
 from loaders.shared.shares import Share, place_among_ranks
 
 

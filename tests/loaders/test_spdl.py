@@ -13,8 +13,8 @@ import torch
 
 from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SpdlLoader
 from loaders.base import SampleSource
-from loaders.image import epoch_order
 from loaders.pipeline import WrappedPipeline
+from loaders.pipeline.image import epoch_order
 from loaders.shared.threads import DaemonThreads
 from loaders.spdl.image import is_cmyk_jpeg
 

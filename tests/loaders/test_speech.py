@@ -18,10 +18,10 @@ import torch
 from loaders import PyTorchLoader, Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, UndecodableError, load_item
-from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
-from loaders.pipelines.spectrum import Spectrum, hz_of_mel, mel_matrix, mel_of_hz
-from loaders.pipelines.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep, pass_time
+from loaders.pipeline.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
+from loaders.pipeline.spectrum import Spectrum, hz_of_mel, mel_matrix, mel_of_hz
+from loaders.pipeline.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep, pass_time
 
 RATE = 16_000
 WORDS = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from loaders.pipeline import UndecodableError
-from loaders.pipelines.volumes import Packed, resample, unpack
+from loaders.pipeline.volumes import NiftiFiles, resample, unpack
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def packed(tmp_path):
                 nibabel.Nifti1Image(volume.astype(kinds.get(name, volume.dtype)), affine), tmp_path / f"{name}.nii.gz"
             )
             files.append((tmp_path / f"{name}.nii.gz").read_bytes())
-        return Packed(*files)
+        return NiftiFiles(*files)
 
     return make
 
@@ -57,8 +57,8 @@ def test_what_is_no_whole_case_is_named(packed):
     labels = np.zeros((3, 4, 5), np.uint8)
     good = packed(np.zeros((3, 4, 5), np.int16), labels)
     for bad, says in (
-        (Packed(good.image[:-20], good.labels), "case's image"),
-        (Packed(good.image, b"text"), "case's segmentation"),
+        (NiftiFiles(good.image[:-20], good.labels), "case's image"),
+        (NiftiFiles(good.image, b"text"), "case's segmentation"),
         (packed(np.zeros((3, 4, 6), np.int16), labels), r"\(3, 4, 6\).*\(3, 4, 5\)"),
         (packed(np.zeros((3, 4, 5, 2), np.int16), labels), "4 axes"),
     ):

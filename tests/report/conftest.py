@@ -40,7 +40,7 @@ TARGETS = {
     "nosql": {"_target_": "loaders.nosql.NoSQLLoader", "reads": "stream"},
     "mosaic": {"_target_": "loaders.mosaic.MosaicLoader", "reads": "stream"},
     "tfdata": {"_target_": "loaders.tfdata.TfDataLoader", "reads": "stream"},
-    "fixed": {"_target_": "loaders.fixed.FixedBatchLoader", "reads": "once"},
+    "fixed": {"_target_": "loaders.shared.fixed.FixedBatchLoader", "reads": "once"},
 }
 # Seconds per epoch: a base and what each ms of RTT adds.
 EPOCH_S = {"pytorch": (1.9, 0.43), "dali": (1.7, 0.36), "streaming": (1.72, 0.0012), "fixed": (0.95, 0.0)}

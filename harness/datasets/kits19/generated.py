@@ -18,7 +18,7 @@ from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import Field, smooth_noise
 from harness.errors import ConfigError
 from harness.system.values import check_number
-from loaders.pipelines.hounsfield import MIN_EDGE, SPACING_MM, normalise
+from loaders.pipeline.volumes import MIN_EDGE, SPACING_MM, normalise
 
 if TYPE_CHECKING:
     import pyarrow as pa

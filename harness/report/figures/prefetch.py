@@ -26,7 +26,7 @@ from harness.report.papers import find_table, low
 from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
-from loaders.arguments import as_number
+from loaders.shared.options import as_number
 
 _ARRIVED: Final = "loader.arrived"
 _TRANSIENT: Final = (0.1, 0.5)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import ssl
 import struct
-from collections import deque
-from collections.abc import Callable
-from threading import Lock
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from cassandra.connection import Connection, ConnectionShutdown, Timer, _Frame
+from cassandra.connection import _Frame
 from cassandra.io import libevwrapper as libev
-from cassandra.io.libevreactor import LibevConnection, LibevLoop
+from cassandra.io.libevreactor import LibevConnection
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
 from loaders.nosql.schema import Table
@@ -37,7 +32,7 @@ _TURN_BYTES: Final = 2**20
 """Bytes that a connection receives before another one has its turn."""
 
 
-class Row(NamedTuple):
+class SampleRow(NamedTuple):
     """A sample as the data table has it; None where a value is missing."""
 
     sample_id: int | None
@@ -51,57 +46,15 @@ class RecordConnection(LibevConnection):  # type: ignore[misc]
     """Receives the body of each frame into memory of its own, which the rows in it share.
 
     The driver's own connection reads 4 kB at a time and copies each byte five times; with many frames waiting it moves
-    the rest of its buffer after each of them. The driver runs all connections of a process on one event loop, a thread;
-    here each class that `make_connections` returns has its own.
+    the rest of its buffer after each of them.
     """
 
-    loop: ClassVar[LibevLoop]
     is_closed: bool
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         self._frame: _Frame | None = None
         self._body = self._left = memoryview(bytearray(_HEADER.size))
-        # As LibevConnection's own, with this class's loop.
-        Connection.__init__(self, *args, **keywords)
-        self.deque: deque[bytes] = deque()
-        self._deque_lock = Lock()
-        self._connect_socket()
-        self._socket.setblocking(0)
-        with self.loop._lock:
-            descriptor = self._socket.fileno()
-            self._read_watcher = libev.IO(descriptor, libev.EV_READ, self.loop._loop, self.handle_read)
-            self._write_watcher = libev.IO(descriptor, libev.EV_WRITE, self.loop._loop, self.handle_write)
-        self._send_options_message()
-        self.loop.connection_created(self)
-        self.loop.maybe_start()
-
-    @classmethod
-    def initialize_reactor(cls) -> None:
-        """Do nothing: the loop is there."""
-
-    @classmethod
-    def create_timer(cls, timeout: float, callback: Callable[[], None]) -> Timer:
-        """Have the loop call a function after so many seconds."""
-        timer = Timer(timeout, callback)
-        cls.loop.add_timer(timer)
-        return timer
-
-    def push(self, data: bytes) -> None:
-        """Have the loop send some bytes."""
-        with self._deque_lock:
-            self.deque.append(data)
-        self.loop.notify()
-
-    def close(self) -> None:
-        """Close the socket; requests under way get ConnectionShutdown. May be called twice."""
-        with self.lock:
-            if self.is_closed:
-                return
-            self.is_closed = True
-        self.loop.connection_destroyed(self)
-        self._socket.close()
-        if not self.is_defunct:
-            self.error_all_requests(ConnectionShutdown(f"the connection to {self.endpoint} was closed"))
+        super().__init__(*args, **keywords)
 
     def handle_read(self, watcher: Any, revents: int, errno: int | None = None) -> None:
         """Receive what is there, up to a turn; the event loop calls this while there is more."""
@@ -146,23 +99,8 @@ class RecordConnection(LibevConnection):  # type: ignore[misc]
         self.process_msg(frame, body)
 
 
-_LOOPS: Final[list[type[RecordConnection]]] = []
-"""The classes of this process and their loops, which are used again: a loop is never given back."""
-
-
-def make_connections(thread: int) -> type[RecordConnection]:
-    """Return the class of connections of an I/O thread, by its number from 0 on."""
-    if _LOOPS and _LOOPS[0].loop._pid != os.getpid():
-        _LOOPS.clear()  # forked: the threads are not here
-    while len(_LOOPS) <= thread:
-        loop = LibevLoop()
-        atexit.register(loop._cleanup)
-        _LOOPS.append(type("LoopConnection", (RecordConnection,), {"loop": loop}))
-    return _LOOPS[thread]
-
-
 class RecordProtocol(ProtocolHandler):  # type: ignore[misc]
-    """Decodes the answer to the query of a sample to a Row, without a copy; other answers as the driver does."""
+    """Decodes the answer to the query of a sample to a SampleRow, without a copy; other answers as the driver does."""
 
     head = b""
     """How the answer begins: with the description of its columns."""
@@ -195,7 +133,7 @@ def _text(name: str) -> bytes:
     return len(name).to_bytes(2) + name.encode()
 
 
-def _read_rows(body: memoryview, at: int) -> list[Row]:
+def _read_rows(body: memoryview, at: int) -> list[SampleRow]:
     """Return the rows from a place in a frame's body on: none, or the one of a primary key."""
     (rows,) = _LENGTH.unpack_from(body, at)
     at += _LENGTH.size
@@ -214,4 +152,4 @@ def _read_rows(body: memoryview, at: int) -> list[Row]:
     if length > len(body) - at:
         raise ValueError(f"a record of {length} bytes in {len(body) - at}")
     sample_id, label, file, size = values
-    return [Row(sample_id, label, file, size, None if length < 0 else body[at : at + length])]
+    return [SampleRow(sample_id, label, file, size, None if length < 0 else body[at : at + length])]

@@ -15,11 +15,11 @@ from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolic
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
-from loaders.nosql.client.connection import COLUMNS, VERSION, Row, make_connections, make_protocol
+from loaders.nosql.client.connection import COLUMNS, VERSION, RecordConnection, SampleRow, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid
 from loaders.nosql.session import Login, check_host
 
-Arrived: TypeAlias = Callable[[list[Row]], None]
+Arrived: TypeAlias = Callable[[list[SampleRow]], None]
 Failed: TypeAlias = Callable[[Exception], None]
 
 _RECONNECT_S: Final = 0.5
@@ -30,9 +30,7 @@ _CONNECTING: Final = 8
 class Database(Closing):
     """Several sessions with one database; each has one connection of its own to every host."""
 
-    def __init__(
-        self, table: Table, *, login: Login | None, connections: int, io_threads: int, timeout_s: float
-    ) -> None:
+    def __init__(self, table: Table, *, login: Login | None, connections: int, timeout_s: float) -> None:
         """Connect, and find the dataset.
 
         Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.
@@ -43,18 +41,17 @@ class Database(Closing):
         self._login, self._pid = login, os.getpid()
         # What it logs of a host that is down is in the error of an epoch.
         logging.getLogger("cassandra").setLevel(logging.CRITICAL)
-        self._clusters = [self._configure(thread) for thread in range(min(io_threads, connections))]
+        self._cluster = self._configure()
         try:
             self._sessions = self._connect(connections)
             self.samples = self._find()
-            selects = [self._prepare(session) for session in self._sessions[: len(self._clusters)]]
-            self._select = [selects[number % len(selects)] for number in range(connections)]
+            self._select = self._prepare(self._sessions[0])
         except BaseException:
             self.close()
             raise
 
-    def _configure(self, thread: int) -> Cluster:
-        """Return what the driver knows of the database, for the sessions of one of its I/O threads."""
+    def _configure(self) -> Cluster:
+        """Return what the driver knows of the database."""
         login, timeout_s = self._login, self.timeout_s
         profile = ExecutionProfile(
             load_balancing_policy=RoundRobinPolicy(),
@@ -66,7 +63,7 @@ class Database(Closing):
             [self.table.host],
             port=self.table.port,
             protocol_version=VERSION,
-            connection_class=make_connections(thread),
+            connection_class=RecordConnection,
             auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
             ssl_context=None if login is None else login.context,
             compression=False,
@@ -85,7 +82,7 @@ class Database(Closing):
 
     def ask(self, connection: int, sample_id: int, arrived: Arrived, failed: Failed) -> None:
         """Ask for a sample over one of the connections; one of the functions is called, by another thread or now."""
-        bound = self._select[connection].bind((sample_uuid(sample_id),))
+        bound = self._select.bind((sample_uuid(sample_id),))
         self._sessions[connection].execute_async(bound).add_callbacks(arrived, failed)
 
     def check_process(self) -> None:
@@ -96,17 +93,15 @@ class Database(Closing):
     def close(self) -> None:
         """Close the sessions; may be called twice."""
         if os.getpid() == self._pid:
-            for cluster in self._clusters:
-                cluster.shutdown()
+            self._cluster.shutdown()
 
     def _connect(self, connections: int) -> list[Session]:
-        """Return as many sessions, of the I/O threads in turn."""
+        """Return as many sessions."""
         login = self._login
         try:
-            sessions = [self._clusters[0].connect()]
+            sessions = [self._cluster.connect()]
             with ThreadPoolExecutor(_CONNECTING) as threads:
-                others = (self._clusters[number % len(self._clusters)] for number in range(1, connections))
-                sessions += threads.map(Cluster.connect, others)
+                sessions += threads.map(lambda _: self._cluster.connect(), range(1, connections))
         except NoHostAvailable as error:
             causes = list(error.errors.values()) or [error]
             if any(isinstance(cause, AuthenticationFailed) for cause in causes):
@@ -132,21 +127,16 @@ class Database(Closing):
         try:
             query = session.prepare(table.find)
             rows = session.execute(query, (table.name,)).all()
-            is_partial = not rows and bool(session.execute(query, (table.partial,)).all())
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); ingest it first"
+                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); prepare it first"
             ) from error
-        if is_partial:
-            raise StreamError(
-                f"{self.where}: the dataset {dataset} is half ingested; run its ingest again to complete it"
-            )
         if not rows:
-            raise StreamError(f"{self.where}: there is no dataset {dataset}; ingest it first")
+            raise StreamError(f"{self.where}: there is no dataset {dataset}; prepare it first")
         form, samples, *_ = rows[0]
         if form != FORM:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; ingest it again"
+                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; prepare it again"
             )
         return int(samples)
 
@@ -156,7 +146,7 @@ class Database(Closing):
             select = session.prepare(table.select)
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); ingest it "
+                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); prepare it "
                 "again"
             ) from error
         found = {column[2]: column[3].typename for column in select.result_metadata}
@@ -164,7 +154,7 @@ class Database(Closing):
             if (kind := found.get(name)) != expected:
                 raise StreamError(
                     f"{self.where}: column {name} of {table.keyspace}.{table.name} has the type {kind}, expected "
-                    f"{expected}; drop the table and ingest it again"
+                    f"{expected}; drop the table and prepare it again"
                 )
         return select
 

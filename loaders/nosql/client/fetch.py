@@ -20,8 +20,9 @@ from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import ErrorMessage
 
 from loaders.errors import StreamError
-from loaders.nosql.client.connection import Row
+from loaders.nosql.client.connection import SampleRow
 from loaders.nosql.client.database import Database
+from loaders.nosql.options import NoSQLOptions
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_intact
 from loaders.shared.arrivals import ArrivalLog
@@ -36,32 +37,8 @@ _REFUSED: Final = (RequestValidationException, FunctionFailure)
 """Errors that come again when the row is asked for again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """How far ahead rows are asked for."""
-
-    batch_size: int
-    batches: int
-    """Batches, with those that are complete and not yet taken."""
-    in_flight: int
-    """Requests under way of each connection."""
-    slow_start: int
-    """Samples taken for which one more is asked for, from as many batches up to `batches`; 0 asks for all at once."""
-    out_of_order: bool
-    """Whether a row takes the next slot of the oldest open batch, or else its own slot of its own batch."""
-    retries: int
-    """How often a row is asked for again when the database answers with an error."""
-    verify: bool
-    """Whether the checksum of every record is computed."""
-
-    def depth(self, taken: int) -> int:
-        """Return how many samples may be under way or waiting once so many were taken."""
-        full = self.batches * self.batch_size
-        return min(full, self.slow_start * self.batch_size + taken // self.slow_start) if self.slow_start else full
-
-
 @dataclass(slots=True)
-class Traffic:
+class RowTraffic:
     """Counts of all epochs."""
 
     nbytes: int = 0
@@ -80,7 +57,7 @@ class _Slots:
         self.frames = [memoryview(b"")] * size
         self.left = size
 
-    def put(self, slot: int, sample_id: int, row: Row) -> None:
+    def put(self, slot: int, sample_id: int, row: SampleRow) -> None:
         assert row.record is not None and row.label is not None and row.file is not None and row.size is not None
         self.ids[slot], self.labels[slot], self.offsets[slot], self.sizes[slot] = (
             sample_id,
@@ -101,12 +78,12 @@ class RowFetch:
         database: Database,
         ids: npt.NDArray[np.int64],
         epoch: int,
-        prefetch: Prefetch,
-        traffic: Traffic,
+        options: NoSQLOptions,
+        traffic: RowTraffic,
         arrivals: ArrivalLog | None = None,
     ) -> None:
         """Start to ask for the samples `ids`, in this order."""
-        self._database, self._ids, self._epoch, self._prefetch, self._traffic = database, ids, epoch, prefetch, traffic
+        self._database, self._ids, self._epoch, self._options, self._traffic = database, ids, epoch, options, traffic
         self._arrivals = arrivals
         self._changed = threading.Condition()
         self._open: dict[int, _Slots] = {}
@@ -128,7 +105,7 @@ class RowFetch:
         Raises StopIteration at the end of the epoch; StreamError naming the row that is missing or wrong, or the host
         that refuses or from which nothing came for the timeout.
         """
-        size, began = self._prefetch.batch_size, time.monotonic()
+        size, began = self._options.batch_size, time.monotonic()
         while True:
             with self._changed:
                 number = self._taken // size
@@ -176,17 +153,17 @@ class RowFetch:
 
     def _choose(self) -> tuple[int, int, int, int] | None:
         """Return place, attempts, failures and connection of the next request; None where none may be made now."""
-        prefetch = self._prefetch
+        options = self._options
         with self._changed:
             if self._closed or self._error is not None:
                 return None
             connection = min(range(len(self._load)), key=self._load.__getitem__)
-            if self._load[connection] >= prefetch.in_flight:
+            if self._load[connection] >= options.in_flight:
                 return None
             if self._repeat and self._repeat[0][0] <= time.monotonic():
                 _, place, attempts, failures = heapq.heappop(self._repeat)
                 self._traffic.asked_again += 1
-            elif self._asked < len(self._ids) and self._asked - self._taken < prefetch.depth(self._taken):
+            elif self._asked < len(self._ids) and self._asked - self._taken < options.depth(self._taken):
                 place, attempts, failures = self._asked, 0, 0
                 self._asked += 1
             else:
@@ -196,8 +173,8 @@ class RowFetch:
             self._under_way[place] = connection
             return place, attempts, failures, connection
 
-    def _arrive(self, place: int, connection: int, rows: list[Row]) -> None:
-        traffic, size = self._traffic, self._prefetch.batch_size
+    def _arrive(self, place: int, connection: int, rows: list[SampleRow]) -> None:
+        traffic, size = self._traffic, self._options.batch_size
         with self._changed:
             self._load[connection] -= 1
             del self._under_way[place]
@@ -207,7 +184,7 @@ class RowFetch:
             self._last_arrival = time.monotonic()
             sample_id = int(self._ids[place])
             if (wrong := _check(rows, sample_id)) is not None:
-                self._stop(f"row sample_id={sample_id} of {self._table} {wrong}; ingest it again")
+                self._stop(f"row sample_id={sample_id} of {self._table} {wrong}; prepare it again")
                 return
             (row,) = rows
             assert row.record is not None
@@ -215,7 +192,7 @@ class RowFetch:
             traffic.by_connection[connection] += len(row.record)
             if self._arrivals is not None:
                 self._arrivals.count(self._epoch, connection, len(row.record))
-            at = self._arrived if self._prefetch.out_of_order else place
+            at = self._arrived if self._options.out_of_order else place
             self._arrived += 1
             number, slot = divmod(at, size)
             if number not in self._open:
@@ -224,7 +201,7 @@ class RowFetch:
             if not self._open[number].left:
                 self._changed.notify_all()
             # With the prefetch at its depth rows are asked for when a batch is taken.
-            has_room = self._asked < len(self._ids) and self._asked - self._taken < self._prefetch.depth(self._taken)
+            has_room = self._asked < len(self._ids) and self._asked - self._taken < self._options.depth(self._taken)
         if has_room:
             self._ask()
 
@@ -236,7 +213,7 @@ class RowFetch:
             self._last_error = error
             is_lost = isinstance(error, _LOST)
             known = isinstance(error, DriverException | ErrorMessage) and not isinstance(error, _REFUSED)
-            if not is_lost and (not known or failures >= self._prefetch.retries):
+            if not is_lost and (not known or failures >= self._options.retries):
                 times = "" if not known else f" {failures + 1} times"
                 what = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._stop(
@@ -269,12 +246,12 @@ class RowFetch:
         )
 
     def _finish(self, number: int, slots: _Slots) -> RawBatch:
-        if self._prefetch.verify:
+        if self._options.verify:
             for sample_id, frame, checksum in zip(slots.ids, slots.frames, slots.checksums.tolist(), strict=True):
                 if not count_intact(frame, [checksum]):
                     raise StreamError(
                         f"row sample_id={sample_id} of {self._table} is damaged: the checksum of its record does not "
-                        "match; ingest it again"
+                        "match; prepare it again"
                     )
         frame_of = np.arange(len(slots.ids))
         frames = tuple(slots.frames)
@@ -283,7 +260,7 @@ class RowFetch:
         )
 
 
-def _check(rows: list[Row], sample_id: int) -> str | None:
+def _check(rows: list[SampleRow], sample_id: int) -> str | None:
     """Return the fault of the answer for a sample, None where there is none."""
     if not rows:
         return "is missing"

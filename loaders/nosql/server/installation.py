@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from loaders.errors import LoaderError
-from loaders.shared.playbook import ask_playbook
+from loaders.shared.daemon.programs import ask_playbook
 
 _JAVAS: Final = ("java-17*", "java-11*")
 _MAIN: Final = "org.apache.cassandra.service.CassandraDaemon"

@@ -10,12 +10,12 @@ from typing import Final, Literal, TypeAlias, get_args
 import torch
 
 from loaders.errors import LoaderConfigError
-from loaders.image import ImageTransform
-from loaders.options import OnError, check_on_error
 from loaders.pipeline import Pipeline, stage_name
+from loaders.pipeline.image import ImageTransform
 from loaders.records.decoding.decoder import Decoder
 from loaders.records.decoding.processes import ProcessDecoder
 from loaders.records.decoding.threads import TorchDecoder
+from loaders.shared.options import OnError, check_on_error
 
 __all__ = ["Engine", "ErrorPolicy", "check_engine", "make_decoder"]
 

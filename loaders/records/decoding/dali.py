@@ -11,8 +11,8 @@ from nvidia.dali import fn, pipeline_def, types
 
 from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
-from loaders.image import ImageTransform, decode
 from loaders.pipeline import UndecodableError
+from loaders.pipeline.image import ImageTransform, decode
 from loaders.records.decoding.decoder import LOOKAHEAD, DecodedBatch
 from loaders.records.decoding.received import read_rows
 from loaders.records.raw_batch import RawBatch

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.options import OnError
 from loaders.pipeline import Item, Pipeline, StageTimes, stage_name
 from loaders.records.decoding.decoder import DecodedBatch, collate_batch
 from loaders.records.decoding.received import ReceivedSample, ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
 from loaders.records.workers import begin_worker
+from loaders.shared.options import OnError
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import StallMonitor
 

@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from loaders.errors import LoaderError, SampleError
-from loaders.options import OnError
 from loaders.pipeline import Pipeline
 from loaders.records.decoding.decoder import DecodedBatch, collate_batch
 from loaders.records.decoding.received import ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
+from loaders.shared.options import OnError
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.threads import DaemonThreads, thread_number
 

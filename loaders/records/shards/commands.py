@@ -87,10 +87,10 @@ def add_commands(commands: Commands) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    from loaders.arguments import check_whole
     from loaders.records.shards.convert import convert, hash_files, image_tree
     from loaders.records.shards.index import MANIFEST, read_key
     from loaders.records.shards.output import OutputError, output_errors
+    from loaders.shared.options import check_whole
 
     check_whole("--shard-mib", arguments.shard_mib, 1)
     check_whole("--seed", arguments.seed, 0)

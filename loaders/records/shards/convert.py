@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.arguments import check_whole
 from loaders.errors import LoaderConfigError, SampleError, ShardError
 from loaders.records.shards.example import Feature, encode_head
 from loaders.records.shards.index import MANIFEST, RECORD, read_key, save_index, save_manifest, write_atomically
 from loaders.records.shards.output import OutputError, exclusive_lock
 from loaders.records.shards.tfrecord import HEADER_BYTES, write_record
 from loaders.records.workers import MAX_WORKERS, run_tasks
+from loaders.shared.options import check_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa

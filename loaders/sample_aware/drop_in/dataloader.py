@@ -20,9 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaders.arguments import check_choice
 from loaders.errors import LoaderConfigError
-from loaders.options import check_empty, pick, takes_options
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
@@ -33,6 +31,7 @@ from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
+from loaders.shared.options import check_choice, check_empty, pick, takes_options
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -14,9 +14,9 @@ from typing import Final
 import zmq
 
 from joulefeed.closing import Closing
-from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.records.planner import Slice
+from loaders.shared.options import check_seconds
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.protocol import (
     MAX_PADDING,

@@ -22,20 +22,20 @@ from PIL import Image
 
 from harness.run.environments import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
+from loaders.mosaic.keys import make_keys
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
 from loaders.nosql.schema import Table
-from loaders.options import LoaderOptions, takes_options
 from loaders.pipeline import Item, Pipeline, Tensors, load_item
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.speech import SpeechPipeline
 from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
-from loaders.shared.objects.keys import make_keys
+from loaders.shared.options import LoaderOptions, takes_options
 
 KEYS: dict[str, Path] = {}
 """The client's keys of an endpoint that knows nobody without."""

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from loaders import Batch, ImageTransform, LoaderError
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.speech import SpeechPipeline
 
 pytestmark = pytest.mark.process
 

@@ -9,7 +9,7 @@ from PIL import Image
 from loaders import Batch, DaliLoader, SampleError
 from loaders.dali.detection import MEAN_GREY_LEVELS
 from loaders.pipeline import Tensors
-from loaders.pipelines.detection import DetectionPipeline
+from loaders.pipeline.detection import DetectionPipeline
 
 PIPELINE = DetectionPipeline(min_size=96, max_size=160)
 

@@ -8,7 +8,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.shared.dali_images import dali_transform
 
 COUNT = 16

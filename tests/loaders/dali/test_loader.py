@@ -9,7 +9,7 @@ import torch
 from loaders import DaliLoader, ImageTransform, SampleError, Samples
 from loaders.dali.engine import DaliEngine
 from loaders.dali.loader import Operators
-from loaders.image import epoch_order
+from loaders.pipeline.image import epoch_order
 from loaders.shared.dali_images import share_threads
 
 TRANSFORM = ImageTransform(size=32)

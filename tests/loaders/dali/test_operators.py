@@ -10,10 +10,10 @@ import torch
 
 from loaders import DaliLoader, ImageTransform, LoaderConfigError, SampleTimeoutError
 from loaders.pipeline import load_item
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.speech import SpeechPipeline
-from loaders.pipelines.timed import TimedPipeline
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.speech import SpeechPipeline
+from loaders.pipeline.timed import TimedPipeline
 
 SMALL = ImageTransform(size=32)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from loaders import DaliLoader
-from loaders.pipelines.augment3d import GaussianNoise, RandomBrightness, RandomFlip
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.segmentation import SegmentationPipeline
+from loaders.pipeline.augment3d import GaussianNoise, RandomBrightness, RandomFlip
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.segmentation import SegmentationPipeline
 
 # Some samples of a batch pass every operator by, and others do not.
 PIPELINE = SegmentationPipeline(

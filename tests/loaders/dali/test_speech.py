@@ -10,10 +10,10 @@ import torch
 
 from loaders import DaliLoader, LoaderConfigError, SampleError
 from loaders.dali.speech import MAX_DIFFERENCE
-from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
-from loaders.pipelines.spectrum import Spectrum
-from loaders.pipelines.speech import SpeechPipeline
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep
+from loaders.pipeline.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
+from loaders.pipeline.spectrum import Spectrum
+from loaders.pipeline.speech import SpeechPipeline
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
 
 # One sample, less than a hop, whole multiples of a hop and of Pad's, one more than these.
 LENGTHS = [1, 100, 160, 161, 3200, 7680, 7681, 4321, 9000, 12_345, 320, 15_361, 6000]

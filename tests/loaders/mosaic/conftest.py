@@ -20,10 +20,10 @@ from obstore.store import S3Store
 from harness.run.environments import python_of
 from loaders import Samples
 from loaders.mosaic import MosaicLoader
-from loaders.mosaic.options import BUCKET, PREFIX
+from loaders.mosaic.keys import load_keys, make_keys
+from loaders.mosaic.object_store import ObjectServer
+from loaders.mosaic.options import BUCKET, PREFIX, REGION
 from loaders.records.shards.convert import convert
-from loaders.shared.objects.keys import load_keys, make_keys
-from loaders.shared.objects.server import REGION, ObjectServer
 
 COUNT, SIZE = 60, 400_000
 """Six shards, which have 4 MiB each at least."""

@@ -23,7 +23,7 @@ from harness.run.environments import python_of
 from loaders import LoaderConfigError, StreamError, WorkerError
 from loaders.errors import NoAnswerError
 from loaders.mosaic import MosaicLoader
-from loaders.shared.objects.keys import make_keys
+from loaders.mosaic.keys import make_keys
 
 pytestmark = pytest.mark.process
 

@@ -18,6 +18,7 @@ from loaders import Batch, LoaderConfigError, LoaderError, Samples, StreamError
 from loaders.nosql import CassandraServer, NoSQLLoader
 from loaders.nosql.client.connection import make_protocol
 from loaders.nosql.ingest import ingest
+from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import Table, sample_uuid
 from loaders.nosql.session import open_session
 from loaders.records.shards.convert import convert
@@ -114,7 +115,7 @@ def after(seconds: float, do: Callable[[], None]) -> threading.Timer:
 @pytest.mark.parametrize("slow_start", [0, 4])
 def test_batches_are_the_records_that_were_ingested(database, pictures, out_of_order, slow_start) -> None:
     endpoint = database.table().endpoint
-    with load(endpoint, out_of_order=out_of_order, slow_start=slow_start, io_threads=2) as loader:
+    with load(endpoint, out_of_order=out_of_order, slow_start=slow_start) as loader:
         for epoch in range(2):
             batches = list(loader.epoch(epoch))
             assert ids_of(batches) == list(range(COUNT))
@@ -200,7 +201,7 @@ def test_a_row_that_is_missing_or_wrong_is_named(database) -> None:
             (f"UPDATE {name} SET record = ? WHERE sample = ?", (changed,), "is damaged"),
         ):
             session.execute(session.prepare(statement), (*given, key))
-            message = f"row sample_id=42 of {name} at 127.0.0.1:{table.port} {wrong}.*ingest it again"
+            message = f"row sample_id=42 of {name} at 127.0.0.1:{table.port} {wrong}.*prepare it again"
             with load(table.endpoint) as loader, pytest.raises(StreamError, match=message):
                 list(loader.epoch(0))
             if given == (changed,):
@@ -209,7 +210,7 @@ def test_a_row_that_is_missing_or_wrong_is_named(database) -> None:
             session.execute(session.prepare(table.insert), (key, *values, record))
 
 
-def test_a_dataset_that_is_missing_half_ingested_or_of_other_types_is_named(database) -> None:
+def test_a_dataset_that_is_missing_or_of_other_types_is_named(database) -> None:
     table = database.table()
     name = f"{KEYSPACE}.{table.name}"
     with pytest.raises(StreamError, match=rf"there is no dataset {KEYSPACE}\.other"):
@@ -218,10 +219,6 @@ def test_a_dataset_that_is_missing_half_ingested_or_of_other_types_is_named(data
         load(Table(table.host, table.port, "nowhere", "other").endpoint)
     database.execute(table.mark, table.name, "cassandra-0", COUNT, 1, "")
     with pytest.raises(StreamError, match=f"{name} has the form 'cassandra-0', expected cassandra-1"):
-        load(table.endpoint)
-    database.execute(table.unmark, table.name)
-    database.execute(table.mark, table.partial, "cassandra-1", COUNT, 1, "")
-    with pytest.raises(StreamError, match=f"{name} is half ingested"):
         load(table.endpoint)
     database.execute(table.mark, table.name, "cassandra-1", COUNT, 1, "")
     database.execute(f"ALTER TABLE {name} DROP size")
@@ -278,7 +275,6 @@ def test_arguments_that_cannot_be_are_refused_by_name() -> None:
     for wrong, message in (
         ({"endpoint": "tcp://127.0.0.1:1"}, "endpoint='tcp://127.0.0.1:1': expected cassandra://HOST:PORT/"),
         ({"connections": 0}, "connections=0"),
-        ({"io_threads": 0}, "io_threads=0"),
         ({"in_flight": 32_001}, "in_flight=32001: .*from 1 to 32000"),
         ({"prefetch_batches": 0}, "prefetch_batches=0"),
         ({"slow_start": -1}, "slow_start=-1"),
@@ -309,9 +305,7 @@ def test_a_forked_process_is_told_to_make_its_own(database) -> None:
 
 
 def test_the_prefetch_asks_for_five_with_four_taken_until_it_is_full() -> None:
-    from loaders.nosql.client.fetch import Prefetch
-
-    prefetch = Prefetch(32, 16, 1024, 4, True, 5, True)
-    asked = [taken + prefetch.depth(taken) for taken in (0, 128, 256, 1536, 1537, 4000)]
+    options = NoSQLOptions(batch_size=32, seed=0)
+    asked = [taken + options.depth(taken) for taken in (0, 128, 256, 1536, 1537, 4000)]
     assert asked == [128, 128 + 160, 256 + 192, 1536 + 512, 1537 + 512, 4000 + 512]
-    assert Prefetch(32, 16, 1024, 0, True, 5, True).depth(0) == 512
+    assert NoSQLOptions(batch_size=32, seed=0, slow_start=0).depth(0) == 512

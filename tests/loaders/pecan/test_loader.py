@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loaders import LoaderConfigError, PecanLoader, PyTorchLoader, Samples
-from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipeline.speech import SpeechPipeline
 
 
 @pytest.mark.process

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from loaders.errors import LoaderConfigError
 from loaders.pecan import Kind, auto_order, reorder
 from loaders.pecan.order import Flow, Measured, commute
-from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
-from loaders.pipelines.augment3d import Cast, RandomFlip
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep
+from loaders.pipeline.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
+from loaders.pipeline.augment3d import Cast, RandomFlip
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
 
 
 def measured(*factors: float, base: int = 100_000) -> Measured:

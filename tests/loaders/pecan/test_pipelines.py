@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from loaders import ImageTransform, Samples
-from loaders.pecan import Kind, Order, auto_order, reorder
+from loaders.pecan import Kind, TransformOrder, auto_order, reorder
 from loaders.pecan.choice import bytes_of, measure
 from loaders.pecan.order import Measured
 from loaders.pipeline import Item, load_item
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.segmentation import SegmentationPipeline
-from loaders.pipelines.speech import FEATURES, SpeechPipeline
-from loaders.pipelines.synthetic_load import HeavyStep, LightStep
-from loaders.shared.torch_loader import TorchOptions
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.detection import DetectionPipeline
+from loaders.pipeline.segmentation import SegmentationPipeline
+from loaders.pipeline.speech import FEATURES, SpeechPipeline
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
+from loaders.pytorch.loader import TorchOptions
 
 STEPS = (LightStep(0.001), HeavyStep(0.002))
 
@@ -28,7 +28,7 @@ def weighed(pipeline: Any, samples: Samples, count: int = 8) -> Measured:
     return measure(pipeline, samples, TorchOptions(batch_size=1, seed=0, num_workers=0), count=count)
 
 
-def ordered(pipeline: Any, samples: Samples) -> tuple[Order, Any]:
+def ordered(pipeline: Any, samples: Samples) -> tuple[TransformOrder, Any]:
     order = auto_order(pipeline.transforms, weighed(pipeline, samples))
     return order, reorder(pipeline, order)
 

@@ -90,7 +90,7 @@ def connect() -> Callable[..., DaemonConnections]:
 
     def connect(endpoint: str | Sequence[str], **settings: object) -> DaemonConnections:
         where = {"endpoint": endpoint} if isinstance(endpoint, str) else {"endpoints": endpoint}
-        given = {"streams": 2, "timeout_s": 10, "warm_bytes": 0} | where | settings
+        given = {"batch_size": 8, "seed": 0, "streams": 2, "timeout_s": 10, "warm_bytes": 0} | where | settings
         return DaemonConnections(StreamSettings(**given))  # type: ignore[arg-type]
 
     return connect

@@ -37,7 +37,7 @@ def _fetch(connections: DaemonConnections, requests: int, records: int = 8) -> i
 @contextmanager
 def _greedy(endpoint: str, requests: int, wire: WireFormat, slices: tuple[Slice, ...]) -> Iterator[zmq.Socket[bytes]]:
     """A client that asks for a lot and reads nothing."""
-    with DaemonConnections(StreamSettings(endpoint=endpoint, warm_bytes=0)) as connections:
+    with DaemonConnections(StreamSettings(batch_size=8, seed=0, endpoint=endpoint, warm_bytes=0)) as connections:
         fingerprint = connections.shards.catalog.fingerprint
     with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
         greedy.linger = 0

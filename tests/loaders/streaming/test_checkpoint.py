@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.records.planner import plan_epoch
 from loaders.records.shards.convert import convert
 from loaders.streaming.checkpoint import Checkpoint

@@ -23,7 +23,7 @@ from loaders.errors import LoaderConfigError
 from loaders.records.planner import Slice
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import MANIFEST, index_path
-from loaders.shared.daemon_flags import add_flags, flags, read_flags
+from loaders.shared.daemon.flags import add_flags, flags, read_flags
 from loaders.streaming.options import DaemonOptions
 from loaders.streaming.protocol import BatchHeader, Get, Hello, Refusal, ShardCatalog, pack, unpack_answer
 from loaders.streaming.receiver.fetch import BatchFetch

@@ -184,7 +184,7 @@ def test_nobody_or_somebody_else_there_is_named_within_the_timeout(connect: Conn
 )
 def test_an_endpoint_that_is_none_is_named_with_what_is_expected(endpoint: object) -> None:
     with pytest.raises(LoaderConfigError, match="tcp://HOST:PORT") as raised:
-        StreamSettings(endpoint=endpoint)  # type: ignore[arg-type]
+        StreamSettings(batch_size=8, seed=0, endpoint=endpoint)  # type: ignore[arg-type]
     assert repr(endpoint) in str(raised.value)
     with pytest.raises(LoaderConfigError, match="tcp://HOST:PORT"):
         health(endpoint, timeout_s=1)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_connections_that_are_dropped_unclosed_hold_nothing_up(daemon) -> None:
         "import gc, sys\n"
         "from loaders.streaming.receiver.connections import DaemonConnections\n"
         "from loaders.streaming.settings import StreamSettings\n"
-        "connections = DaemonConnections(StreamSettings(endpoint=sys.argv[1]))\n"
+        "connections = DaemonConnections(StreamSettings(batch_size=8, seed=0, endpoint=sys.argv[1]))\n"
         "connections.itself = connections\n"
         "del connections\n"
         "gc.collect()\n"
@@ -397,7 +397,7 @@ def test_a_shard_that_two_daemons_serve_is_refused(start_daemon: Start, connect:
 @pytest.mark.parametrize("endpoints", [["tcp://127.0.0.1:1"] * 2, []])
 def test_the_same_daemon_twice_and_none_are_refused(endpoints: list[str]) -> None:
     with pytest.raises(LoaderConfigError, match="each once"):
-        StreamSettings(endpoints=endpoints)
+        StreamSettings(batch_size=8, seed=0, endpoints=endpoints)
 
 
 def test_a_batch_takes_the_pieces_that_came_first_whichever_batch_they_were_planned_for() -> None:

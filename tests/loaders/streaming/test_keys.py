@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 
 @contextmanager
 def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[RemoteDaemon]:
-    given = {"streams": 2, "timeout_s": 5, "warm_bytes": 0} | options
+    given = {"batch_size": 8, "seed": 0, "streams": 2, "timeout_s": 5, "warm_bytes": 0} | options
     settings = StreamSettings(endpoint=endpoint, keys=keys, **given)  # type: ignore[arg-type]
     with zmq.Context() as context, RemoteDaemon(context, zmq.Poller(), endpoint, settings) as session:
         yield session

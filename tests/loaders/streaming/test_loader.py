@@ -22,7 +22,7 @@ import torch
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.records.planner import plan_epoch
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert
@@ -238,7 +238,7 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(daemon) -> None:
 
 INTERRUPTED = """
 import sys, time
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.streaming import StreamingLoader
 for decode in sys.argv[2:]:
     with StreamingLoader(endpoint=sys.argv[1], transform=ImageTransform(size=16), batch_size=2, seed=0, decode=decode,

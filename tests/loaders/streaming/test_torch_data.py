@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.streaming.torch_data import StreamDataset
 
 pytestmark = pytest.mark.process

@@ -16,7 +16,7 @@ from loaders import DaliLoader, PyTorchLoader, SampleAwareLoader, SpdlLoader
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.pipeline import Item
-from loaders.pipelines.callables import CallablePipeline, as_pipeline
+from loaders.pipeline.callables import CallablePipeline, as_pipeline
 from loaders.records.shards.convert import convert
 from loaders.streaming.loader import StreamingLoader
 

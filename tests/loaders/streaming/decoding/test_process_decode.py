@@ -14,7 +14,7 @@ import torch
 
 from loaders.base import Samples
 from loaders.errors import SampleError, WorkerError
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 
 pytestmark = pytest.mark.process
@@ -88,7 +88,7 @@ def test_close_in_the_middle_ends_the_processes_and_leaves_no_memory(
 
 KILLED = """
 import sys, time
-from loaders.image import ImageTransform
+from loaders.pipeline.image import ImageTransform
 from loaders.streaming import StreamingLoader
 loader = StreamingLoader(endpoint=sys.argv[1], transform=ImageTransform(size=8), batch_size=2, seed=0,
                          decode="torch-process", timeout_s=20)

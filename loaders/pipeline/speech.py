@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from loaders.base import SampleSource
 from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform, UndecodableError
-from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
+from loaders.pipeline.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 
 CHARACTERS: Final = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """LibriSpeech's alphabet (Panayotov et al., ICASSP 2015); a character's label is 1 and its position here."""
@@ -47,7 +47,7 @@ class SpeechPipeline(FilePipeline):
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.
 
-        The target has labels, int64 of shape (U,), and what `loaders.pipelines.audio` says of time.
+        The target has labels, int64 of shape (U,), and what `loaders.pipeline.audio` says of time.
         """
         labels = self.labels(samples, sample_id)
         wave = waveform(encoded, self.sample_rate)

@@ -12,9 +12,9 @@ from torch.utils.data import default_collate
 from loaders.base import SampleSource
 from loaders.errors import LoaderError
 from loaders.pipeline import Data, Item, Target, Tensors, Transform, UndecodableError
-from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
-from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.volumes import Packed, read_array, unpack
+from loaders.pipeline.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
+from loaders.pipeline.crop3d import RandomCrop
+from loaders.pipeline.volumes import NiftiFiles, read_array, unpack
 
 _LABELS: Final = "label_path"
 
@@ -48,11 +48,11 @@ class SegmentationPipeline:
             )
         if samples.paths[sample_id].endswith(".npy"):
             return read_array(samples, sample_id), read_array(samples, sample_id, _LABELS)
-        return Packed(samples.read(sample_id), samples.read(sample_id, _LABELS))
+        return NiftiFiles(samples.read(sample_id), samples.read(sample_id, _LABELS))
 
     def decode(self, encoded: Data, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return float32 (1, D, H, W), normalised, and {"label": uint8 of the same shape}; raises UndecodableError."""
-        if isinstance(encoded, Packed):
+        if isinstance(encoded, NiftiFiles):
             volume, labels = unpack(encoded, samples.paths[sample_id])
             return volume, {"label": labels}
         volume, labels = encoded

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderError, SampleError
-from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import Tensors, load_item
-from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import LoaderOptions, takes_options
 
 
 class FixedBatchLoader(FileLoader):
@@ -28,7 +28,7 @@ class FixedBatchLoader(FileLoader):
     )
 
     @takes_options(LoaderOptions)
-    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Unpack[LoaderKeywords]) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Make the batch; raise LoaderConfigError for an argument, SampleError for a sample that cannot be loaded.
 
         Args:

@@ -12,8 +12,6 @@ from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
-from loaders.image import decode
-from loaders.npy import load_npy
 from loaders.pipeline import (
     Data,
     FilePipeline,
@@ -25,6 +23,8 @@ from loaders.pipeline import (
     UndecodableError,
     stage_name,
 )
+from loaders.pipeline.image import decode
+from loaders.pipeline.npy import load_npy
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""
@@ -63,7 +63,7 @@ class CallablePipeline(FilePipeline):
     @property
     def transforms(self) -> tuple[Transform, ...]:
         """The callable as the only step."""
-        return (_Call(self.of, self.name),)
+        return (_CallableStep(self.of, self.name),)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image or array, and the label; raises UndecodableError."""
@@ -87,7 +87,7 @@ class CallablePipeline(FilePipeline):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallableStep:
     of: Callable[[Data], Data]
     name: str
 

@@ -130,7 +130,7 @@ class ImageTransform(FilePipeline):
     @property
     def transforms(self) -> tuple[Transform, ...]:
         """Crop, flip and normalisation as the steps of a pipeline."""
-        return _RandomResizedCrop(self), _RandomHorizontalFlip(self), _Normalize(self)
+        return _RandomResizedCrop(self), _MirrorImage(self), _NormalizeImage(self)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB image and its class."""
@@ -169,7 +169,7 @@ class _RandomResizedCrop:
 
 
 @dataclass(frozen=True, slots=True)
-class _RandomHorizontalFlip:
+class _MirrorImage:
     of: ImageTransform
     name: str = "RandomHorizontalFlip"
 
@@ -180,7 +180,7 @@ class _RandomHorizontalFlip:
 
 
 @dataclass(frozen=True, slots=True)
-class _Normalize:
+class _NormalizeImage:
     of: ImageTransform
     name: str = "Normalize"
 

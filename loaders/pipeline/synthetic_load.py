@@ -10,12 +10,12 @@ it lasts longer when workers share cores, and it costs the joules that a real tr
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, Protocol, get_args
 
-from loaders.arguments import as_number
 from loaders.pipeline import Item
 
 Passing = Literal["sleep", "spin"]
@@ -75,7 +75,7 @@ class HeavyStep:
 
     def __post_init__(self) -> None:
         _check(self.name, self.seconds, self.time_scale, self.passing)
-        if as_number(self.share, 0, 1) is None:
+        if not _is_number(self.share) or not 0 <= self.share <= 1:
             raise ValueError(f"HeavyStep.share={self.share!r}: expected 0 to 1")
 
     def is_heavy(self, sample_id: int) -> bool:
@@ -108,7 +108,11 @@ def pass_time(seconds: float, passing: Passing) -> None:
 
 def _check(name: str, seconds: float, time_scale: float, passing: str) -> None:
     for key, value in (("seconds", seconds), ("time_scale", time_scale)):
-        if as_number(value, 0) is None:
+        if not _is_number(value) or not 0 <= value < math.inf:
             raise ValueError(f"{name}.{key}={value!r}: expected a number that is 0 or more")
     if passing not in get_args(Passing):
         raise ValueError(f"{name}.passing={passing!r}: expected one of {', '.join(get_args(Passing))}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -8,28 +8,22 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from loaders.arguments import check_whole
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.options import LoaderKeywords, LoaderOptions, OnError
 from loaders.pipeline import Pipeline
-from loaders.shared.compat import drop_iterator, iterator_workers
-from loaders.shared.file_loader import FileLoader
-from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
-from loaders.shared.threads import gc_frozen
-from loaders.shared.torch_workers import (
+from loaders.pipeline.callables import AnyTransform, as_pipeline
+from loaders.pytorch.workers import (
     WorkerDeaths,
     begin_worker,
     check_room,
-    check_socket_paths,
     dead_worker,
     end_workers,
     in_main_thread,
@@ -37,6 +31,11 @@ from loaders.shared.torch_workers import (
     share,
     to_loader_error,
 )
+from loaders.shared.compat import check_socket_paths, drop_iterator, iterator_workers
+from loaders.shared.file_loader import FileLoader
+from loaders.shared.options import Count, LoaderOptions, OnError, takes_options, whole
+from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
+from loaders.shared.threads import gc_frozen
 
 _POLLS: Final = 4
 """How often within `sample_timeout_s` the workers are looked at."""
@@ -46,44 +45,32 @@ _Key: TypeAlias = tuple[int, int]
 """Epoch and sample id: persistent workers learn the epoch from what they are asked for."""
 
 
-class TorchKeywords(LoaderKeywords, total=False):
-    """The fields of TorchOptions, as the keywords of a constructor."""
-
-    num_workers: int
-    prefetch_factor: int
-    persistent_workers: bool
-    pin_memory: bool | None
-    in_order: bool
-
-
-@dataclass(frozen=True, slots=True)
 class TorchOptions(LoaderOptions):
-    """LoaderOptions, and those of a DataLoader; raises LoaderConfigError for a value out of range.
+    """What every loader takes, and a DataLoader."""
 
-    Args:
-        num_workers: processes that load samples; 0 loads in the calling process (default 4).
-        prefetch_factor: batches that each worker keeps ready (default 2).
-        persistent_workers: whether workers live as long as the loader, and not for one epoch (default True).
-        pin_memory: whether batches are page-locked; None where `device` is a GPU (default None).
-        in_order: whether batches come in the epoch's order, and not in the order in which workers finish them
-            (default True).
-    """
+    num_workers: Annotated[int, whole(0)] = Field(
+        default=4, description="processes that load samples; 0 loads in the calling process"
+    )
+    prefetch_factor: Count = Field(default=2, description="batches that each worker keeps ready")
+    persistent_workers: bool = Field(
+        default=True, description="whether workers live as long as the loader, and not for one epoch"
+    )
+    pin_memory: bool | None = Field(
+        default=None, description="whether batches are page-locked; None where `device` is a GPU"
+    )
+    in_order: bool = Field(
+        default=True,
+        description="whether batches come in the epoch's order, and not in the order in which workers finish them",
+    )
 
-    num_workers: int = 4
-    prefetch_factor: int = 2
-    persistent_workers: bool = True
-    pin_memory: bool | None = None
-    in_order: bool = True
-
-    def __post_init__(self) -> None:
-        super(TorchOptions, self).__post_init__()
-        check_whole("num_workers", self.num_workers, 0)
-        check_whole("prefetch_factor", self.prefetch_factor, 1)
+    def model_post_init(self, context: object) -> None:
+        """Check what several arguments say together; raises LoaderConfigError."""
+        super().model_post_init(context)
         if self.sample_timeout_s is not None and not self.num_workers:
             raise LoaderConfigError("sample_timeout_s: needs num_workers of 1 or more, which can be watched")
 
 
-class _Delivered(NamedTuple):
+class TorchDelivery(NamedTuple):
     """What a worker sends. A tuple of tuples, because torch page-locks nothing else."""
 
     collated: Collated | None
@@ -117,7 +104,7 @@ class TorchBatches:
         self.closed = False
         self._samples, self._device, self._skip = samples, device, skip
         self._timeout_s = timeout_s = options.sample_timeout_s
-        self._keys = _EpochKeys(order, options.batch_size)
+        self._keys = _BatchKeys(order, options.batch_size)
         self._work = SampleProcessor(samples, pipeline, options.seed, workers=num_workers, processes=True)
         with _any_number_of_workers():
             self._torch: DataLoader[Loaded | Failed] = DataLoader(
@@ -131,7 +118,7 @@ class TorchBatches:
                 timeout=min(_MAX_POLL_S, timeout_s / _POLLS) if timeout_s else 0,
                 in_order=options.in_order,
             )
-        self._iterator: Iterator[_Delivered] | None = None
+        self._iterator: Iterator[TorchDelivery] | None = None
         self._deaths = WorkerDeaths()
 
     def start(self, epoch: int) -> Iterator[Batch]:
@@ -184,7 +171,7 @@ class TorchBatches:
             if delivered.collated is not None:
                 yield self._batch(delivered.collated)
 
-    def _delivered(self) -> _Delivered | None:
+    def _delivered(self) -> TorchDelivery | None:
         while True:
             if self._iterator is None:
                 raise LoaderError("the loader is closed: make a new one")
@@ -248,6 +235,22 @@ class TorchLoader(FileLoader):
             self._closed = self._torch.closed
 
 
+class PyTorchLoader(TorchLoader):
+    """Reads files with `torch.utils.data.DataLoader` and its worker processes."""
+
+    @takes_options(TorchOptions)
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
+        """Check the arguments; raise LoaderConfigError.
+
+        With on_error "skip" a batch of which every sample failed is left out too.
+
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+        """
+        super().__init__(samples, as_pipeline(transform), TorchOptions(**keywords))
+
+
 class _Files(Dataset[Loaded | Failed]):
     """Returns a sample, or why it failed."""
 
@@ -262,7 +265,7 @@ class _Files(Dataset[Loaded | Failed]):
             return Failed(sample_id, str(error))
 
 
-class _EpochKeys(Sampler[list[_Key]]):
+class _BatchKeys(Sampler[list[_Key]]):
     """The keys of each batch of the epoch that is set."""
 
     def __init__(self, order: Callable[[int], npt.NDArray[np.int64]], batch_size: int) -> None:
@@ -275,11 +278,11 @@ class _EpochKeys(Sampler[list[_Key]]):
             yield keys[start : start + self._batch_size]
 
 
-def _collate(work: SampleProcessor, on_error: OnError, batch: list[Loaded | Failed]) -> _Delivered:
+def _collate(work: SampleProcessor, on_error: OnError, batch: list[Loaded | Failed]) -> TorchDelivery:
     """Collate a batch, inside the worker; the first sample that failed stands for the whole batch."""
     failed = [one for one in batch if isinstance(one, Failed)]
     if failed and on_error == "raise":
-        return _Delivered(None, (), SampleError(failed[0].why))
+        return TorchDelivery(None, (), SampleError(failed[0].why))
     loaded = [one for one in batch if isinstance(one, Loaded)]
     in_worker = get_worker_info() is not None
     try:
@@ -290,8 +293,8 @@ def _collate(work: SampleProcessor, on_error: OnError, batch: list[Loaded | Fail
         if collated is not None and in_worker:
             share(collated.tensors)
     except LoaderError as error:
-        return _Delivered(None, failed, error)
-    return _Delivered(collated, failed, None)
+        return TorchDelivery(None, failed, error)
+    return TorchDelivery(collated, failed, None)
 
 
 def _worker() -> int:

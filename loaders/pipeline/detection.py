@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from loaders.base import SampleSource
-from loaders.image import decode
 from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform
-from loaders.pipelines.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
+from loaders.pipeline.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
+from loaders.pipeline.image import decode
 
 _UNUSED: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 """Numbers from 1 to 90 that stand for nothing in COCO 2017."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from loaders.pipeline import Item, Target
-from loaders.pipelines.spectrum import Spectrum, mel_matrix, mel_of_hz
+from loaders.pipeline.spectrum import Spectrum, mel_matrix, mel_of_hz
 
 TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""

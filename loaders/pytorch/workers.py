@@ -7,27 +7,29 @@ import multiprocessing.util
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, Final
 
 import torch
 
-from loaders.errors import LoaderConfigError, LoaderError, WorkerError
+from loaders.errors import LoaderError, WorkerError
 from loaders.pipeline import Tensors
-from loaders.shared.compat import DEATH_PREFIX, TIMEOUT_PREFIX, end_iterator, iterator_workers
+from loaders.shared.compat import (
+    DEATH_PREFIX,
+    SHARED_MEMORY,
+    TIMEOUT_PREFIX,
+    end_iterator,
+    iterator_workers,
+    remove_memory,
+)
 
 _PR_SET_PDEATHSIG: Final = 1
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
-_MAX_SOCKET_PATH: Final = 107
-"""Bytes of a Unix socket's path (sun_path in unix(7), less the zero byte at its end)."""
 _GRACE_S: Final = 1.0
 """How long a worker may take to end by itself; one whose read hangs on a dead mount is killed then."""
 
@@ -123,14 +125,6 @@ def end_workers(iterator: object) -> None:
     remove_memory(workers)
 
 
-def remove_memory(workers: Iterable[BaseProcess]) -> None:
-    """Remove the shared memory that workers which have ended left in the midst of making a batch."""
-    for worker in workers:
-        # How torch names a batch's memory in the moment between its making and its unlinking.
-        for memory in _SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
-            memory.unlink(missing_ok=True)
-
-
 def dead_worker(iterator: object) -> WorkerError | None:
     """Return an error that names the first worker that has ended, None if all are alive."""
     for worker in iterator_workers(iterator):
@@ -168,22 +162,6 @@ def check_room(needed: int) -> None:
         raise _no_room(needed, free)
 
 
-def check_socket_paths(below: str = "") -> None:
-    """Raise LoaderConfigError where paths of sockets in the folder for temporary files would be too long.
-
-    `below` is the name of a folder in it whose sockets they are, none for the sockets of this process.
-
-    Batches come through such sockets. torch prints the failure in a thread of the worker, and the batch never comes.
-    """
-    folder = tempfile.gettempdir()
-    most = _MAX_SOCKET_PATH - len(below and f"/{below}") - len("/pymp-12345678/listener-12345678")
-    if len(os.fsencode(folder)) > most:
-        raise LoaderConfigError(
-            f"TMPDIR={folder}: expected a path of at most {most} bytes, for the workers' "
-            "sockets; set TMPDIR to a shorter one, such as /tmp"
-        )
-
-
 def share(tensors: Tensors) -> None:
     """Move the tensors of a batch to shared memory; raise LoaderError where there is no room.
 
@@ -203,7 +181,7 @@ def share(tensors: Tensors) -> None:
 
 def _free_bytes() -> int | None:
     try:
-        of = os.statvfs(_SHARED_MEMORY)
+        of = os.statvfs(SHARED_MEMORY)
     except OSError:
         return None
     return of.f_bavail * of.f_frsize
@@ -211,7 +189,7 @@ def _free_bytes() -> int | None:
 
 def _no_room(needed: int, free: int) -> LoaderError:
     return LoaderError(
-        f"{_SHARED_MEMORY} has {free / 1e6:.1f} MB left for a batch of {needed / 1e6:.1f} MB, in which workers hand it "
-        f"over: enlarge it (mount -o remount,size=2G {_SHARED_MEMORY}; docker run --shm-size=2g), or lower batch_size, "
+        f"{SHARED_MEMORY} has {free / 1e6:.1f} MB left for a batch of {needed / 1e6:.1f} MB, in which workers hand it "
+        f"over: enlarge it (mount -o remount,size=2G {SHARED_MEMORY}; docker run --shm-size=2g), or lower batch_size, "
         "num_workers or prefetch_factor"
     )

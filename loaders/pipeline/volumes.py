@@ -1,4 +1,8 @@
-"""Volumes and their labels in files: MLPerf's .npy through memory maps, NIfTI through nibabel."""
+"""Volumes and their labels in files: MLPerf's .npy through memory maps, NIfTI through nibabel.
+
+Computed tomography is in Hounsfield units, clipped and normalised as MLPerf does it once for all; the figures are those
+of MLPerf Training's image segmentation reference (preprocess_dataset.py).
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.base import SampleSource
-from loaders.npy import PARSING, map_npy
 from loaders.pipeline import UndecodableError
-from loaders.pipelines.hounsfield import SPACING_MM, normalise
+from loaders.pipeline.npy import PARSING, map_npy
 
+SPACING_MM: Final = (1.6, 1.2, 1.2)
+"""Distance of voxels along depth, height and width in millimetres, to which every case is resampled."""
+MIN_EDGE: Final = 128
+"""Voxels below which an edge is padded."""
+
+_MIN_HU: Final = -79.0
+_MAX_HU: Final = 304.0
+_MEAN_HU: Final = 101.0
+_STD_HU: Final = 76.9
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14 (madvise(2)), for which the mmap module has no name."""
 _HEADER_BYTES: Final = 12 + 10_000
@@ -28,7 +40,7 @@ S = TypeVar("S", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class NiftiFiles:
     """A case as NIfTI has it: compressed files, whole."""
 
     image: bytes | memoryview
@@ -99,7 +111,7 @@ def _populate(array: np.memmap[tuple[int, ...], np.dtype[np.generic]], path: Pat
             pages[start]
 
 
-def unpack(packed: Packed, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+def unpack(packed: NiftiFiles, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     """Decode a case as MLPerf prepares it: resampled, clipped and normalised.
 
     Returns the volume and its labels, both (1, D, H, W). Raises UndecodableError naming `name`.
@@ -142,3 +154,11 @@ def resample(
     linear = interpolate(torch.from_numpy(volume)[None, None], size=size, mode="trilinear", align_corners=True)
     nearest = interpolate(torch.from_numpy(labels)[None, None], size=size, mode="nearest")
     return linear[0, 0].numpy(), nearest[0, 0].numpy()
+
+
+def normalise(hu: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Clip Hounsfield units to -79 to 304, subtract 101 and divide by 76.9, in place; any shape."""
+    np.clip(hu, _MIN_HU, _MAX_HU, out=hu)
+    hu -= np.float32(_MEAN_HU)
+    hu /= np.float32(_STD_HU)
+    return hu

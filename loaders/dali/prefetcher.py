@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SampleError
-from loaders.options import LoaderOptions
+from loaders.shared.options import LoaderOptions
 from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
@@ -21,7 +21,7 @@ _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
 
 
-class Delivered(NamedTuple):
+class PrefetchedBatch(NamedTuple):
     """A batch, and the samples of it that were left out."""
 
     collated: Collated | None
@@ -47,12 +47,12 @@ class Prefetcher:
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         size = options.batch_size
         self._left = deque(ids[start : start + size].tolist() for start in range(0, len(ids), size))
-        self._under_way: deque[Future[Delivered]] = deque()
+        self._under_way: deque[Future[PrefetchedBatch]] = deque()
         self._samples: deque[Future[Loaded]] = deque()
         for _ in range(depth):
             self._begin_one()
 
-    def next(self) -> Delivered | None:
+    def next(self) -> PrefetchedBatch | None:
         """Return the next batch, None after the last; raise SampleError naming the sample that failed or is late."""
         if not self._under_way:
             return None
@@ -80,7 +80,7 @@ class Prefetcher:
             while self._samples and self._samples[0].done():
                 self._samples.popleft()
 
-    def _wait(self, future: Future[Delivered]) -> None:
+    def _wait(self, future: Future[PrefetchedBatch]) -> None:
         while not future.done():
             try:
                 future.exception(None if self._timeout_s is None else self._timeout_s / _POLLS)
@@ -95,7 +95,7 @@ class Prefetcher:
         self._stages.add(loaded.times.seconds())
         return loaded
 
-    def _make(self, ids: Sequence[int], samples: Sequence[Future[Loaded]]) -> Delivered:
+    def _make(self, ids: Sequence[int], samples: Sequence[Future[Loaded]]) -> PrefetchedBatch:
         loaded, failed = [], []
         for sample_id, future in zip(ids, samples, strict=True):
             try:
@@ -107,4 +107,4 @@ class Prefetcher:
         began = time.perf_counter_ns()
         collated = self._work.collate(thread_number(), loaded) if loaded else None
         self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})
-        return Delivered(collated, failed)
+        return PrefetchedBatch(collated, failed)

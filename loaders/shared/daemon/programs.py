@@ -1,10 +1,11 @@
-"""A folder of its own for each server that writes into what it serves: links to files that are there."""
+"""What the server program of a daemon needs: the program itself, and a folder of its own to serve."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,9 +13,27 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import loaders
+from joulefeed.child import Child
+
+_MAKE_S: Final = 1800.0
 _LOCK_S: Final = 30.0
 """Time for another process to make its folder."""
 _LOOK_S: Final = 0.05
+
+
+def ask_playbook(name: str) -> Path | None:
+    """Return the path that playbooks/NAME.sh prints; None where it fails or takes more than half an hour.
+
+    Its messages go to standard error.
+    """
+    root = Path(loaders.__file__).parents[1]
+    # In an installed package the scripts are below harness.
+    places = (root / "playbooks" / f"{name}.sh", root / "harness" / "playbooks" / f"{name}.sh")
+    script = next(path for path in places if path.exists())
+    with Child([str(script)], stdin=subprocess.DEVNULL, group_killed_with_parent=True) as child:
+        found = child.finish(_MAKE_S)
+        return None if found is None or child.process.returncode else Path(found.decode().strip())
 
 
 @contextmanager

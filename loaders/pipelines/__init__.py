@@ -1,1 +1,0 @@
-"""The pipelines of the workloads: reading, decoding, transforms and collation of their samples."""

@@ -1,0 +1,1 @@
+"""The daemon of a loader that is streamed to: its command, and what its server program needs."""
