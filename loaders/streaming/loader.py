@@ -49,7 +49,6 @@ class StreamingLoader(RecordLoader):
         )
         self._events: TimestampLogger | None = None
         self._connections: DaemonConnections | None = None
-        self._epoch: int | None = None
         self._resumed: Checkpoint | None = None
         self._plan: EpochPlan | None = None
         self._given: list[tuple[int, ...]] = []
@@ -131,7 +130,7 @@ class StreamingLoader(RecordLoader):
         if self._resumed is None or self._resumed.epoch != epoch or self._plan is not None:
             self._resumed = Checkpoint.start(epoch, self._records)
         self._plan = plan = self._plan_rest(self._resumed)
-        self._epoch, self._given, self._ended = epoch, [], ()
+        self._given, self._ended = [], ()
         if self._events is not None:
             self._events.log("epoch_start", epoch=epoch)
         return BatchFetch(connections, plan, pieces=self._settings.pieces, events=self._events)

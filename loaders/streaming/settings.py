@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from loaders.errors import LoaderConfigError
-from loaders.shared.options import RecordOptions, Seconds, as_whole, whole
+from loaders.shared.options import Count, RecordOptions, Seconds, as_whole, whole
 
 BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
 WireFormat: TypeAlias = Literal["raw", "msgpack"]
@@ -44,6 +44,12 @@ def _prefetch(value: object) -> object:
 class StreamSettings(RecordOptions):
     """What every loader of records takes, and those of the streaming loader."""
 
+    limit: Count | None = Field(default=None, description="samples after which an epoch ends; None for all")
+    verify: bool = Field(
+        default=True,
+        description="whether the checksum of every record is computed, and not only the one that it states compared "
+        "with the index",
+    )
     endpoint: Any = Field(
         default=None,
         description="address of the daemon, such as tcp://10.77.0.1:41234; None where `endpoints` is given",

@@ -212,11 +212,6 @@ def test_a_plan_of_whole_shards_goes_through_several_of_them_at_a_time() -> None
     assert [batch.slices[0].shard for batch in one] != [batch.slices[0].shard for batch in plan(1, 1)]
 
 
-def test_a_batch_larger_than_the_dataset_is_one_short_batch() -> None:
-    (batch,) = plan_epoch([3, 4], batch_size=100, seed=0, epoch=0)
-    assert batch.records == 7
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -13,7 +13,7 @@ import zmq
 
 from loaders.records.planner import BatchPlan, Slice
 from loaders.streaming.daemon.send_budget import SendBudget
-from loaders.streaming.protocol import BatchHeader, Get, pack, unpack_answer
+from loaders.streaming.protocol import Get, pack
 from loaders.streaming.receiver.connections import DaemonConnections
 from loaders.streaming.receiver.fetch import BatchFetch
 from loaders.streaming.receiver.remote_daemon import health
@@ -75,21 +75,6 @@ def test_clients_that_do_not_read_cost_no_memory_and_hold_up_nobody(
         assert most < 128 * MIB
         report = health(daemon.endpoint, timeout_s=5)
         assert int(report["waiting"]) > 100  # type: ignore[call-overload]
-
-
-def test_small_records_of_a_client_that_does_not_read_cost_no_memory(
-    start_daemon: Callable[..., Any], make_shards: Callable[..., Path], tmp_path: Path
-) -> None:
-    daemon = start_daemon(make_shards(tmp_path, shards=1, records=8000, size=5000))
-    before = daemon.anonymous_bytes()
-    slices = tuple(Slice(0, 2 * index, 1) for index in range(1000))
-    with _greedy(daemon.endpoint, 900, "raw", slices) as one, _greedy(daemon.endpoint, 900, "raw", slices):
-        time.sleep(2)
-        assert daemon.anonymous_bytes() - before < 128 * MIB
-        for _ in range(3):
-            header, records = unpack_answer(one.recv_multipart())
-            assert isinstance(header, BatchHeader)
-            assert len(records) == 1000
 
 
 def test_what_is_under_way_to_a_client_that_dies_is_forgotten(

@@ -208,13 +208,6 @@ def test_a_link_out_of_the_folder_is_refused(samples: Samples, tmp_path: Path, w
     assert line.startswith(f"error: {path} ")
 
 
-def test_a_folder_that_is_itself_a_link_is_served(
-    start_daemon: Callable[..., Any], shards: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "link").symlink_to(shards)
-    assert start_daemon(tmp_path / "link").ready["samples"]
-
-
 def _health(*arguments: str) -> tuple[int, dict[str, object]]:
     command = [sys.executable, "-m", "loaders.streaming", "health", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -106,20 +106,6 @@ def test_more_batches_than_were_taken_are_refused(daemon) -> None:
         assert dataset.state_dict() == start | {"epoch": 1}
 
 
-def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
-    with _dataset(daemon.endpoint, decode="raw") as dataset:
-        batches = iter(dataset)
-        taken = _order(islice(batches, 3))
-        next(batches)
-        state = dataset.state_dict(taken=3)
-        with pytest.raises(LoaderConfigError, match=r"taken=5: .*0 to 4"):
-            dataset.state_dict(taken=5)
-        dataset.close()
-        assert dataset.state_dict(taken=3) == state
-        dataset.load_state_dict(state)
-        assert sorted(taken + _ids(dataset)) == ALL
-
-
 def test_a_daemon_that_is_gone_leaves_the_epoch_to_start_again(start_daemon: Callable[..., Any], shards: Path) -> None:
     daemon = start_daemon(shards)
     with _dataset(daemon.endpoint, decode="raw", timeout_s=0.5) as dataset:
