@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,19 +13,73 @@ import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
 
-from loaders.dali.failure import PipelineFailure
+from loaders.base import Samples
 from loaders.dali.plan import DaliPlan, Inputs
 from loaders.dali.prefetcher import Prefetcher
-from loaders.errors import LoaderError
-from loaders.pipeline import Tensors
+from loaders.errors import LoaderError, SampleError
+from loaders.pipeline import Pipeline, Tensors, sample_error
 from loaders.shared.compat import end_pipeline
 from loaders.shared.dali_images import device_index, share_threads
 from loaders.shared.processor import Collated, Failures
 
 if TYPE_CHECKING:
-    from nvidia.dali.pipeline import Pipeline
+    from nvidia.dali.pipeline import Pipeline as DaliGraph
 else:
-    Pipeline = Any
+    DaliGraph = Any
+
+
+_SEARCHERS: Final = 16
+"""Threads that read suspects again; far storage answers many reads as fast as one."""
+
+
+class PipelineFailure(LoaderError):
+    """DALI's message, and the ids of the batches that were under way, any of which may be at fault."""
+
+    def __init__(self, message: str, batches: Sequence[Sequence[int]]) -> None:
+        super().__init__(message)
+        self.message, self.batches = message, batches
+
+
+def find_bad_sample(failure: PipelineFailure, samples: Samples, pipeline: Pipeline) -> LoaderError:
+    """Return the error of the sample that DALI's operators failed at, in the words of the pipeline's own decoder."""
+    position = re.search(r"[Ff]ailed to decode sample #(\d+)", failure.message)
+    at = int(position[1]) if position else None
+    window = [sample_id for batch in failure.batches for sample_id in batch]
+    named = [
+        sample_id
+        for batch in failure.batches
+        for index, sample_id in enumerate(batch)
+        if index == at or samples.paths[sample_id] in failure.message
+    ]
+    bad = _first_bad(samples, pipeline, [*named, *window])
+    if bad is not None:
+        return bad
+    if at is not None and window and at < len(failure.batches[0]):
+        sample_id = failure.batches[0][at]
+        return SampleError(
+            f"sample {sample_id} ({samples.path(sample_id)}) cannot be decoded by DALI, though the pipeline's own "
+            f"decoder can: {failure.message}"
+        )
+    first = list(failure.batches[0]) if failure.batches else []
+    return LoaderError(f"DALI's pipeline failed at samples {first}: {failure.message}")
+
+
+def _first_bad(samples: Samples, pipeline: Pipeline, suspects: Iterable[int]) -> SampleError | None:
+    def check(sample_id: int) -> SampleError | None:
+        stage = "read"
+        try:
+            encoded = pipeline.read(samples, sample_id)
+            stage = "decode"
+            pipeline.decode(encoded, samples, sample_id)
+        except Exception as error:  # noqa: BLE001 - whatever reading and decoding raise is the sample's error
+            return sample_error(samples, sample_id, stage, error)
+        return None
+
+    pool = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="bad-sample-search")
+    try:
+        return next((error for error in pool.map(check, suspects) if error is not None), None)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 _DALI_TYPES: Final = {
@@ -148,10 +204,10 @@ class DaliEngine:
         self._under_way[turn].append(collated)
         return [list(arrays) for arrays in self._plan.feed(collated.tensors).values()]
 
-    def _build_all(self, inputs: Inputs) -> list[Pipeline]:
+    def _build_all(self, inputs: Inputs) -> list[DaliGraph]:
         return [self._build(inputs, turn) for turn in range(len(self._threads))]
 
-    def _build(self, inputs: Inputs, turn: int) -> Pipeline:
+    def _build(self, inputs: Inputs, turn: int) -> DaliGraph:
         plan, device = self._plan, self._device.type
         names = [name for name, _ in inputs]
 

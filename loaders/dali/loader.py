@@ -9,8 +9,7 @@ from pydantic import Field
 
 from loaders.base import Batch, Samples
 from loaders.dali.detection import DetectionPlan
-from loaders.dali.engine import DaliEngine
-from loaders.dali.failure import PipelineFailure, find_bad_sample
+from loaders.dali.engine import DaliEngine, PipelineFailure, find_bad_sample
 from loaders.dali.images import ImagePlan
 from loaders.dali.plan import DaliPlan, NoOperatorsError, PythonPlan
 from loaders.dali.prefetcher import Prefetcher

@@ -85,24 +85,17 @@ class Table:
     @property
     def insert(self) -> str:
         """Statement that stores a sample: UUID, id, label, offset and size of its file in the record, the record."""
-        return (
-            f"INSERT INTO {self.keyspace}.{self.name} (sample, sample_id, label, file, size, record) "
-            "VALUES (?, ?, ?, ?, ?, ?)"
-        )
+        return _insert(f"{self.keyspace}.{self.name}", ("sample", "sample_id", "label", "file", "size", "record"))
 
     def insert_metadata(self, columns: Sequence[str] = ()) -> str:
-        """Return the statement that stores a sample's metadata.
-
-        Its values are UUID, id, label, size of its file in bytes, and those of these columns of its dataset.
-        """
-        names = ["sample", "sample_id", "label", "size", *map(quote, columns)]
-        values = ", ".join("?" * len(names))
-        return f"INSERT INTO {self.keyspace}.{self.name}_metadata ({', '.join(names)}) VALUES ({values})"
+        """Return the statement that stores a sample's UUID, id, label, size of its file, and these columns."""
+        names = ("sample", "sample_id", "label", "size", *map(quote, columns))
+        return _insert(f"{self.keyspace}.{self.name}_metadata", names)
 
     @property
     def mark(self) -> str:
         """Statement that is executed last, with name, FORM, samples, bytes of all records and the content's key."""
-        return f"INSERT INTO {self.keyspace}.datasets (name, form, samples, nbytes, key) VALUES (?, ?, ?, ?, ?)"
+        return _insert(f"{self.keyspace}.datasets", ("name", "form", "samples", "nbytes", "key"))
 
     @property
     def unmark(self) -> str:
@@ -118,3 +111,7 @@ class Table:
     def select(self) -> str:
         """Query of one sample by `sample_uuid` of its id: id, label, file, size, record."""
         return f"SELECT sample_id, label, file, size, record FROM {self.keyspace}.{self.name} WHERE sample = ?"
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"

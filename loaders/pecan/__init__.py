@@ -2,8 +2,7 @@
 
 from loaders.pecan.balanced import SizeBalancedLoader
 from loaders.pecan.loader import PecanLoader
-from loaders.pecan.order import Kind, Placed, TransformOrder, auto_order
-from loaders.pecan.reorder import Reordered, reorder
+from loaders.pecan.order import Kind, Placed, Reordered, TransformOrder, auto_order, reorder
 
 __all__ = [
     "Kind",

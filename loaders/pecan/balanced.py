@@ -21,8 +21,8 @@ from pydantic import Field
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.pecan.choice import PecanOptions, choose_order, notes_of
-from loaders.pecan.reorder import reorder
+from loaders.pecan.loader import PecanOptions, choose_order, notes_of
+from loaders.pecan.order import reorder
 from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.pytorch.loader import TorchBatches
 from loaders.shared.file_loader import FileLoader

@@ -93,7 +93,7 @@ def check_choice(name: str, value: object, choices: object) -> None:
         raise LoaderConfigError(f"{name}={value!r}: expected one of {', '.join(known)}")
 
 
-_EXPECTED: Final = {"bool_type": "true or false", "string_type": "text", "path_type": "a path, or none"}
+_EXPECTED: Final = {"bool_type": "true or false", "string_type": "text", "is_instance_of": "a path, or none"}
 
 
 class Options(BaseModel):
@@ -196,6 +196,10 @@ class RecordOptions(LoaderOptions):
         default=None, description="an epoch has the samples whose ids are below it; None for all"
     )
     verify: bool = Field(default=True, description="whether the checksum of every record is computed")
+
+    def for_record_loader(self) -> dict[str, Any]:
+        """Return those that RecordLoader takes by name."""
+        return {"decode": self.decode, "num_threads": self.num_threads, "limit": self.limit}
 
 
 class LoaderKeywords(TypedDict, total=False):

@@ -12,12 +12,10 @@ from loaders.errors import StreamError
 from loaders.pipeline.callables import AnyTransform
 from loaders.records.record_loader import RecordLoader
 from loaders.shared.options import takes_options
-from loaders.tfdata.catalog import TfDataCatalog, worker_addresses
-from loaders.tfdata.dataset import ShardPiece, open_catalog, open_epoch, plan_pieces
-from loaders.tfdata.elements import Elements
+from loaders.tfdata.dataset import ShardPiece, TfDataCatalog, open_catalog, open_epoch, plan_pieces, worker_addresses
+from loaders.tfdata.elements import Elements, find_fault, parse_endpoint
 from loaders.tfdata.fetch import ADVICE, EpochFetch
 from loaders.tfdata.options import TfDataOptions
-from loaders.tfdata.probe import find_fault, parse_endpoint
 from loaders.tfdata.tensorflow import load_tensorflow
 
 _START: Final = "start `python -m loaders.tfdata serve` there, or give its endpoint"
@@ -47,13 +45,7 @@ class TfDataLoader(RecordLoader):
                 array or number, such as torchvision's Compose (default: ImageTransform()).
         """
         self._own = options = TfDataOptions(**keywords)
-        super().__init__(
-            options,
-            transform=transform,
-            decode=options.decode,
-            num_threads=options.num_threads,
-            limit=options.limit,
-        )
+        super().__init__(options, transform=transform, **options.for_record_loader())
         self._timeout_s = options.timeout_s
         self._fetch: EpochFetch | None = None
         self._endpoint, self._address = endpoint, parse_endpoint(endpoint)

@@ -15,7 +15,7 @@ from joulefeed.native import compiled
 from joulefeed.server import check_free, join_address
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.records.shards.index import ShardSet, check_content
-from loaders.tfdata.catalog import CATALOG_ID, TfDataCatalog
+from loaders.tfdata.dataset import CATALOG_ID, TfDataCatalog
 from loaders.tfdata.tensorflow import load_tensorflow
 
 HOST_VARIABLE: Final = "TFDATA_LISTEN_HOST"

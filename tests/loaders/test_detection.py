@@ -14,7 +14,6 @@ from loaders.errors import SampleError
 from loaders.pipeline import Item, StageTimes, load_item
 from loaders.pipeline.detection import CATEGORY_CLASSES, DetectionPipeline
 from loaders.pipeline.detection_transforms import fit_size
-from loaders.pytorch import PyTorchLoader
 
 SMALL = DetectionPipeline(min_size=64, max_size=107)
 
@@ -41,11 +40,6 @@ def square(tmp_path):
 
 def bits(masks, width):
     return np.unpackbits(masks, axis=-1)[..., :width].astype(bool)
-
-
-def batches(samples, **options):
-    with PyTorchLoader(samples=samples, transform=SMALL, batch_size=4, seed=1, **options) as loader:
-        return list(loader.epoch(1))
 
 
 @pytest.mark.parametrize(
@@ -161,31 +155,6 @@ def test_without_masks_no_outlines_are_needed(square):
     assert set(tensors.extra) == {"boxes", "counts", "sizes"}
     with pytest.raises(SampleError, match=r"sample 0 .*'segments'"):
         load_item(SMALL, given, 0, seed=0, epoch=0)
-
-
-@pytest.mark.process
-def test_workers_and_their_number_change_nothing(samples):
-    alone = batches(samples, num_workers=0)
-    for count in (1, 2):
-        for ours, theirs in zip(alone, batches(samples, num_workers=count), strict=True):
-            assert ours.ids.tolist() == theirs.ids.tolist()
-            assert torch.equal(ours.data, theirs.data)
-            assert torch.equal(ours.labels, theirs.labels)
-            assert all(torch.equal(ours.extra[name], theirs.extra[name]) for name in ours.extra)
-    assert sorted(np.concatenate([batch.ids for batch in alone]).tolist()) == list(range(len(samples)))
-    assert sum(batch.nbytes for batch in alone) == samples.sizes.sum()
-
-
-@pytest.mark.process
-def test_a_broken_picture_is_named_with_its_stage(samples, tmp_path):
-    path = tmp_path / "cut.jpg"
-    path.write_bytes(samples.path(0).read_bytes()[:500])
-    cut = Samples(tmp_path, ("cut.jpg",), samples.labels[:1], np.array([500]), samples.first(1).columns)
-    with (
-        PyTorchLoader(samples=cut, transform=SMALL, batch_size=1, seed=0, num_workers=0) as loader,
-        pytest.raises(SampleError, match=r"sample 0 \(.*cut\.jpg\)"),
-    ):
-        next(loader.epoch(0))
 
 
 @pytest.mark.process

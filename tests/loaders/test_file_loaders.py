@@ -120,21 +120,6 @@ def test_the_sample_to_blame_is_found_among_those_read_ahead(make: Callable[...,
             list(epoch)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 2.5}, "batch_size=2.5"),
-        ({"device": "tpu"}, "device='tpu'"),
-    ],
-)
-def test_an_argument_that_cannot_be_is_refused_by_name(
-    make: Callable[..., Any], image_tree: Tree, wrong: dict[str, object], message: str
-) -> None:
-    with pytest.raises(LoaderConfigError, match=message):
-        make(**{"samples": image_tree(2), "batch_size": 1, "seed": 0} | wrong)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(make: Callable[..., Any], image_tree: Tree) -> None:
     with pytest.raises(LoaderConfigError, match="device=cpu"):

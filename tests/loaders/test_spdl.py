@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SpdlLoader
+from loaders import ImageTransform, SampleError, Samples, SpdlLoader
 from loaders.base import SampleSource
 from loaders.pipeline import WrappedPipeline
 from loaders.pipeline.image import epoch_order
@@ -69,12 +67,6 @@ def test_each_stage_has_a_concurrency_of_its_own(image_tree: Tree) -> None:
         samples=image_tree(12), transform=one_by_one, batch_size=4, seed=0, read_concurrency=1, transform_concurrency=2
     ) as loader:
         assert sorted(int(k) for batch in loader.epoch(0) for k in batch.ids) == list(range(12))
-
-
-@pytest.mark.parametrize("argument", ["read_concurrency", "transform_concurrency", "collate_concurrency"])
-def test_a_stage_without_a_call_is_refused_by_name(image_tree: Tree, argument: str) -> None:
-    with pytest.raises(LoaderConfigError, match=f"{argument}=0"):
-        SpdlLoader(samples=image_tree(2), transform=TRANSFORM, batch_size=1, seed=0, **{argument: 0})
 
 
 @pytest.mark.parametrize("order", ["completion", "input"])
@@ -169,28 +161,3 @@ def test_a_thread_that_hangs_is_left_behind_and_keeps_nobody_waiting() -> None:
         pool.submit(print)
     released.set()
     assert hanging.result(5)
-
-
-@pytest.mark.process
-def test_a_loader_that_nobody_closes_is_closed_when_its_process_ends(
-    image_tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close = SpdlLoader.close
-    kept: list[Any] = []
-
-    def told(loader: SpdlLoader) -> None:
-        close(loader)
-        (tmp_path / "closed").touch()
-
-    monkeypatch.setattr(SpdlLoader, "close", told)
-    samples = image_tree(12)
-
-    def train() -> None:
-        kept.append(SpdlLoader(samples=samples, transform=TRANSFORM, batch_size=4, seed=0))
-        kept.append(kept[0].epoch(0))
-        next(kept[1])
-
-    process = multiprocessing.get_context("fork").Process(target=train)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0 and (tmp_path / "closed").exists()

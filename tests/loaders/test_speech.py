@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import math
 import pickle
 import time
@@ -12,19 +11,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import soundfile
 import torch
 
-from loaders import PyTorchLoader, Samples
+from loaders import Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, UndecodableError, load_item
 from loaders.pipeline.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 from loaders.pipeline.spectrum import Spectrum, hz_of_mel, mel_matrix, mel_of_hz
 from loaders.pipeline.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of
 from loaders.pipeline.synthetic_load import HeavyStep, LightStep, pass_time
-
-RATE = 16_000
-WORDS = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]
+from tests.loaders.small_data import RATE, WORDS, flac, make_sounds, make_wave
 
 
 def text_of(labels):
@@ -33,11 +29,7 @@ def text_of(labels):
 
 
 def wave(samples: int, seed: int = 0) -> torch.Tensor:
-    """Noise that falls with frequency, with tones in it, within -1 to 1."""
-    rng = np.random.default_rng(seed)
-    walk = np.cumsum(rng.standard_normal(samples))
-    tones = np.sin(2 * np.pi * 440 * np.arange(samples) / RATE) + rng.standard_normal(samples) * 0.1
-    return torch.from_numpy((0.1 * tones + 0.002 * (walk - walk.mean())).astype(np.float32)).clamp(-1, 1)
+    return torch.from_numpy(make_wave(samples, seed))
 
 
 def item(samples: int, sample_id: int = 0, epoch: int = 0) -> Item:
@@ -51,28 +43,14 @@ def through(given: Item, *steps: Any) -> Item:
     return given
 
 
-def encoded(data: torch.Tensor, rate: int = RATE, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, data.numpy(), rate, format="FLAC", **options)
-    return buffer.getvalue()
+def encoded(data: torch.Tensor, rate: int = RATE) -> bytes:
+    return flac(data.numpy(), rate)
 
 
 @pytest.fixture
 def speech(tmp_path: Path) -> Callable[[int], Samples]:
     """Makes FLAC files of noise, 0.1 to 0.5 s long, with transcripts."""
-
-    def make(count: int) -> Samples:
-        sizes, durations = [], []
-        for k in range(count):
-            data = encoded(wave(1600 + 1237 * k % 6400, k))
-            (tmp_path / f"{k}.flac").write_bytes(data)
-            sizes.append(len(data))
-            durations.append((1600 + 1237 * k % 6400) / RATE)
-        columns = {"transcript": pa.array([WORDS[k % 5] for k in range(count)]), "duration_s": pa.array(durations)}
-        paths = tuple(f"{k}.flac" for k in range(count))
-        return Samples(tmp_path, paths, np.zeros(count, np.int64), np.array(sizes, np.int64), columns)
-
-    return make
+    return lambda count: make_sounds(tmp_path, [1600 + 1237 * k % 6400 for k in range(count)])
 
 
 def test_the_mel_scale_is_linear_to_1_khz_and_then_logarithmic() -> None:
@@ -277,22 +255,6 @@ def test_a_batch_holds_padded_features_and_labels_with_their_lengths(speech: Cal
         assert data[k, : extra["lengths"][k]].any()
         assert text_of(labels[k, : extra["label_lengths"][k]]) == WORDS[k]
         assert not labels[k, extra["label_lengths"][k] :].any()
-
-
-@pytest.mark.process
-def test_workers_and_their_number_change_nothing(speech: Callable[[int], Samples]) -> None:
-    samples, made = speech(10), []
-    for workers in (0, 2):
-        steps = (*FEATURES, LightStep(0.001), HeavyStep(0.002))
-        with PyTorchLoader(
-            samples=samples, transform=SpeechPipeline(steps), batch_size=4, seed=3, num_workers=workers
-        ) as loader:
-            made.append(list(loader.epoch(1)))
-    for here, there in zip(*made, strict=True):
-        assert here.ids.tolist() == there.ids.tolist()
-        assert torch.equal(here.data, there.data)
-        assert torch.equal(here.labels, there.labels)
-        assert all(torch.equal(here.extra[name], there.extra[name]) for name in ("lengths", "label_lengths"))
 
 
 def broken_in_the_middle(data: torch.Tensor) -> bytes:

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from loaders.errors import LoaderError
 from loaders.shared.daemon.programs import ask_playbook
 
 _JAVAS: Final = ("java-17*", "java-11*")
+_JAVA_S: Final = 60.0
 _MAIN: Final = "org.apache.cassandra.service.CassandraDaemon"
 # What conf/jvm17-server.options of Cassandra 5.0 opens to it.
 _EXPORTS: Final = (
@@ -35,35 +35,24 @@ class DatabaseServerError(LoaderError):
     """A database server cannot be found, installed or started."""
 
 
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """A Cassandra server that can be started."""
+def server_command(options: list[str]) -> list[str]:
+    """Return the command line of a server with these options of Java and of Cassandra.
 
-    java: Path
-    jars: tuple[Path, ...]
-
-    def command(self, options: list[str]) -> list[str]:
-        """Return the command line of a server with these options of Java and of Cassandra."""
-        return [
-            str(self.java),
-            *options,
-            *(f"--add-exports={name}=ALL-UNNAMED" for name in _EXPORTS),
-            *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS),
-            *("-cp", os.pathsep.join(map(str, self.jars))),
-            _MAIN,
-        ]
-
-
-def find_installation() -> Installation:
-    """Find a Cassandra server, or have playbooks/cassandra.sh install one, which takes some 10 s the first time.
-
-    Raises DatabaseServerError where there is none.
+    The first time playbooks/cassandra.sh installs Cassandra, which takes some 10 s. Raises DatabaseServerError where
+    there is none.
     """
     folder = ask_playbook("cassandra")
     if folder is None:
         raise DatabaseServerError("playbooks/cassandra.sh found no Cassandra server; see its messages above")
-    jars = tuple(sorted([*folder.glob("*.jar"), *folder.glob("lib/*.jar")]))
-    return Installation(_find_java(), jars)
+    jars = sorted([*folder.glob("*.jar"), *folder.glob("lib/*.jar")])
+    return [
+        str(_find_java()),
+        *options,
+        *(f"--add-exports={name}=ALL-UNNAMED" for name in _EXPORTS),
+        *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS),
+        *("-cp", os.pathsep.join(map(str, jars))),
+        _MAIN,
+    ]
 
 
 def _find_java() -> Path:
@@ -73,8 +62,8 @@ def _find_java() -> Path:
     candidates += [path for name in _JAVAS for path in sorted(Path("/usr/lib/jvm").glob(f"{name}/bin/java"))]
     for java in candidates:
         try:
-            asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-        except OSError:
+            asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_S)
+        except (OSError, subprocess.TimeoutExpired):
             continue
         if re.match(r'.*"1[17]\b', asked.stderr):
             return java

@@ -13,7 +13,7 @@ from joulefeed.server import ServerProcess, find_free_port
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.nosql.keys import USER, load_daemon_keys
 from loaders.nosql.server.configuration import DiskAccess, ServerConfiguration
-from loaders.nosql.server.installation import DatabaseServerError, find_installation
+from loaders.nosql.server.installation import DatabaseServerError, server_command
 from loaders.nosql.session import Login, open_session
 
 _FIRST_PASSWORD: Final = "cassandra"  # noqa: S105 - known to all, and changed before the server is ready
@@ -89,7 +89,6 @@ class CassandraServer(ServerProcess):
             )
 
     def _command(self) -> list[str]:
-        installation = find_installation()
         configuration = ServerConfiguration(
             home=self._home,
             temporary=self.temporary,
@@ -107,7 +106,7 @@ class CassandraServer(ServerProcess):
             raise DatabaseServerError(
                 f"{error.filename or self._home}: {error.strerror}: expected a folder that the server can write"
             ) from error
-        return installation.command(configuration.java_options())
+        return server_command(configuration.java_options())
 
     def _is_ready(self) -> bool:
         """Return whether it answers, with the clients' password where it has keys."""

@@ -4,18 +4,16 @@ import http.client
 import json
 import os
 import secrets
-import signal
-import socket
 import ssl
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 from energymon.influx.client import InfluxClient
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.spool import Spool
+from joulefeed.server import ServerProcess
 
 REPO = Path(__file__).parents[3]
 ORG = "home"
@@ -27,6 +25,28 @@ def binary() -> Path:
     if found.returncode:
         raise RuntimeError(f"playbooks/influxdb.sh found no server and could not build one:\n{found.stderr[-4000:]}")
     return Path(found.stdout.strip())
+
+
+class _Influxd(ServerProcess):
+    """One life of a server."""
+
+    _name = "InfluxDB"
+    _error = RuntimeError
+    _taken_words = ("address already in use",)
+
+    def __init__(self, server: "Server", port: int) -> None:
+        self._server = server
+        super().__init__(server.address, port=port, log=server.folder / "log", end_s=60.0, timeout_s=60.0)
+
+    def _command(self) -> list[str]:
+        self._server.port = self.port
+        return self._server.command()
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._server.call("GET", "/health", authorised=False)["status"] == "pass"
+        except (OSError, http.client.HTTPException, ValueError, RuntimeError):
+            return False
 
 
 class Server:
@@ -41,59 +61,57 @@ class Server:
         *,
         address: str = "127.0.0.1",
     ) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.token = secrets.token_urlsafe(24)
-        self.certificate = certificate
-        scheme = "https" if certificate else "http"
-        self.url = f"{scheme}://localhost:{self.port}" if certificate else f"{scheme}://{address}:{self.port}"
-        self._argv = [
+        self._program, self.folder, self.certificate, self._key, self.address = (
             program,
-            "run",
-            f"--bolt-path={folder}/bolt",
-            f"--sqlite-path={folder}/sqlite",
-            f"--engine-path={folder}/engine",
-            f"--http-bind-address={address}:{self.port}",
-            "--reporting-disabled",
-            "--log-level=error",
-            *([f"--tls-cert={certificate}", f"--tls-key={key}"] if certificate else []),
-        ]
-        self._process: subprocess.Popen | None = None
+            folder,
+            certificate,
+            key,
+            address,
+        )
+        self.port = 0
+        self.token = secrets.token_urlsafe(24)
+        self._process: _Influxd | None = None
         self._buckets = 0
         self.start()
         setup = {"username": "root", "password": secrets.token_urlsafe(12), "org": ORG, "bucket": "first"}
         answer = self.call("POST", "/api/v2/setup", {**setup, "token": self.token}, authorised=False)
         self.org_id = answer["org"]["id"]
 
+    @property
+    def url(self) -> str:
+        """Of the port that it has now."""
+        return f"https://localhost:{self.port}" if self.certificate else f"http://{self.address}:{self.port}"
+
+    def command(self) -> list[str]:
+        """Return the command line of a server at its port."""
+        return [
+            str(self._program),
+            "run",
+            f"--bolt-path={self.folder}/bolt",
+            f"--sqlite-path={self.folder}/sqlite",
+            f"--engine-path={self.folder}/engine",
+            f"--http-bind-address={self.address}:{self.port}",
+            "--reporting-disabled",
+            "--log-level=error",
+            *([f"--tls-cert={self.certificate}", f"--tls-key={self._key}"] if self.certificate else []),
+        ]
+
     def start(self) -> None:
         """Start it and wait until it answers, unless it runs."""
-        if self._process is not None:
-            return
-        self.folder.mkdir(exist_ok=True)
-        log = (self.folder / "log").open("ab")
-        self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        log.close()
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                if self.call("GET", "/health", authorised=False)["status"] == "pass":
-                    return
-            except (OSError, http.client.HTTPException, ValueError, RuntimeError):
-                pass
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"influxd does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
-            time.sleep(0.02)
+        if self._process is None:
+            self.folder.mkdir(exist_ok=True)
+            self._process = _Influxd(self, self.port)
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it in order, or by another signal."""
+    def stop(self, *, end_s: float | None = None) -> None:
+        """End it in order, or within so many seconds."""
         if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(60)
+            self._process.stop(end_s=end_s)
+            self._process.close()
             self._process = None
 
     def kill(self) -> None:
         """End it at once."""
-        self.stop(signal.SIGKILL)
+        self.stop(end_s=0.0)
 
     def call(self, method: str, path: str, body: object = None, *, authorised: bool = True) -> dict:
         """Ask the server's own API."""
@@ -133,13 +151,6 @@ class Server:
     def settings(self, bucket: str) -> InfluxSettings:
         """Return the same as settings."""
         return InfluxSettings.from_environment(self.environment(bucket))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def drain(path: Path, settings: InfluxSettings) -> None:

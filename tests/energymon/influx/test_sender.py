@@ -15,8 +15,9 @@ import pytest
 from energymon import Event
 from energymon.influx.sender import backoff_s
 from energymon.influx.spool import Spool
+from joulefeed.server import find_free_port
 from tests.energymon.influx.bucket import Bucket
-from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
+from tests.energymon.influx.server import REPO, SenderProcess, Server, drain
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 
 pytestmark = pytest.mark.process
@@ -210,7 +211,7 @@ class Gate(ThreadingHTTPServer):
     """A proxy before the server that answers for it while it has answers of its own."""
 
     def __init__(self, server: Server, max_bytes: int | None = None) -> None:
-        super().__init__(("127.0.0.1", free_port()), _GateHandler)
+        super().__init__(("127.0.0.1", find_free_port()), _GateHandler)
         self.server_port_behind = server.port
         self.max_bytes = max_bytes
         self.own: list[tuple[int, dict[str, str]] | tuple[int, dict[str, str], bytes]] = []
@@ -400,7 +401,7 @@ def test_a_sender_whose_server_is_away_ends_soon_and_loses_nothing(
 ):
     store = make_store()
     append(store, 10)
-    url = f"http://127.0.0.1:{silent.getsockname()[1] if away == 'silent' else free_port()}"
+    url = f"http://127.0.0.1:{silent.getsockname()[1] if away == 'silent' else find_free_port()}"
     sender = start_sender(store.path, {**server.environment(bucket), "INFLUXDB_V2_URL": url}, "--until-eof")
     if away == "refused":
         sender.wait_for("waiting")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import subprocess
 import sys
@@ -14,11 +13,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 import pytest
-import soundfile
 import torch
-from PIL import Image
 
 from harness.run.environments import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
@@ -36,6 +32,8 @@ from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
 from loaders.shared.options import LoaderOptions, takes_options
+from tests.loaders.conftest import encode_image
+from tests.loaders.small_data import make_pictures, make_sounds, make_volumes, write_samples
 
 KEYS: dict[str, Path] = {}
 """The client's keys of an endpoint that knows nobody without."""
@@ -240,7 +238,7 @@ def any_loader(request: pytest.FixtureRequest, datasets: dict[str, Data], serve:
     return combination(request.param, datasets["image"], serve)
 
 
-@pytest.fixture(params=list(LOADERS))
+@pytest.fixture(params=[name if name == "pytorch" else pytest.param(name, marks=pytest.mark.slow) for name in LOADERS])
 def all_pairs(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> list[Combination]:
     """Every loader, with each of its pipelines."""
     return [combination(request.param, datasets[kind], serve) for kind in LOADERS[request.param].pipelines]
@@ -333,7 +331,7 @@ def make_images(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data]
 
     def make(count: int, *, shards: bool = False) -> Data:
         root = tmp_path_factory.mktemp("images")
-        samples = _tree(root, [(f"class {k % 3}/{k:04d}.jpg", _jpeg(k)) for k in range(count)])
+        samples = write_samples(root, [(f"class {k % 3}/{k:04d}.jpg", _jpeg(k)) for k in range(count)])
         data = Data(samples, ImageTransform(size=SIZE))
         return sharded(data) if shards else data
 
@@ -343,11 +341,14 @@ def make_images(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data]
 @pytest.fixture(scope="session")
 def datasets(make_images: Callable[..., Data], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
     """Every kind of samples that there is a pipeline for, COUNT of each."""
+    volumes, pictures, sounds = (tmp_path_factory.mktemp(kind) for kind in ("volumes", "pictures", "speech"))
+    detection = DetectionPipeline(min_size=48, max_size=80, masks=False)
+    lengths = [3000 + 1237 * k % 6000 for k in range(COUNT)]
     return {
         "image": make_images(COUNT, shards=True),
-        "segmentation": sharded(_volumes(tmp_path_factory.mktemp("volumes"))),
-        "detection": sharded(_pictures(tmp_path_factory.mktemp("pictures"))),
-        "speech": sharded(_speech(tmp_path_factory.mktemp("speech"))),
+        "segmentation": sharded(Data(make_volumes(volumes, COUNT), SegmentationPipeline(crop=RandomCrop(16)))),
+        "detection": sharded(Data(make_pictures(pictures, [_jpeg(k) for k in range(COUNT)]), detection)),
+        "speech": sharded(Data(make_sounds(sounds, lengths), SpeechPipeline())),
     }
 
 
@@ -415,74 +416,8 @@ def faulty() -> type[Faulty]:
 
 
 def _jpeg(seed: int) -> bytes:
-    rng = np.random.default_rng(seed)
-    width, height = (int(each) for each in rng.integers(70, 160, 2))
-    coarse = rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG", subsampling=0)
-    return buffer.getvalue()
-
-
-def _tree(root: Path, files: list[tuple[str, bytes]], **columns: Any) -> Samples:
-    for path, encoded in files:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(encoded)
-    sizes = np.array([len(encoded) for _, encoded in files], np.int64)
-    labels = np.arange(len(files), dtype=np.int64) % 3
-    return Samples(root, tuple(path for path, _ in files), labels, sizes, columns)
-
-
-def _volumes(root: Path) -> Data:
-    files, label_files = [], []
-    for k in range(COUNT):
-        shape = (1, 20 + k % 3, 22, 24 + k % 5)
-        rng = np.random.default_rng(k)
-        labels = np.zeros(shape, np.uint8)
-        labels[0, 4:10, 5:11, 6:12] = 1 + k % 2
-        files.append((f"case_{k:05d}_x.npy", _npy(rng.standard_normal(shape, np.float32))))
-        label_files.append((f"case_{k:05d}_y.npy", _npy(labels)))
-    masks = _tree(root, label_files)
-    samples = _tree(root, files, label_path=pa.array([path for path, _ in label_files]))
-    whole = replace(samples, sizes=samples.sizes + masks.sizes)
-    return Data(whole, SegmentationPipeline(crop=RandomCrop(16)))
-
-
-def _npy(array: np.ndarray[Any, Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
-
-
-def _pictures(root: Path) -> Data:
-    files, boxes, categories = [], [], []
-    for k in range(COUNT):
-        files.append((f"{k:012d}.jpg", _jpeg(k)))
-        # Of every kind: none, one, several.
-        boxes.append([[3.0 + j, 4.0, 20.0, 15.0 + j] for j in range(k % 4)])
-        categories.append([1 + 2 * j for j in range(k % 4)])
-    samples = _tree(
-        root,
-        files,
-        boxes=pa.array(boxes, pa.list_(pa.list_(pa.float32()))),
-        categories=pa.array(categories, pa.list_(pa.int64())),
-    )
-    return Data(samples, DetectionPipeline(min_size=48, max_size=80, masks=False))
-
-
-def _speech(root: Path) -> Data:
-    files = []
-    for k in range(COUNT):
-        rng = np.random.default_rng(k)
-        wave = 0.1 * rng.standard_normal(int(rng.integers(3000, 9000))).astype(np.float32)
-        buffer = io.BytesIO()
-        soundfile.write(buffer, wave, 16_000, format="FLAC")
-        files.append((f"84/121123/84-121123-{k:04d}.flac", buffer.getvalue()))
-    words = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]
-    columns = {
-        "transcript": pa.array([words[k % len(words)] for k in range(COUNT)]),
-        "duration_s": pa.array([0.3] * COUNT),
-    }
-    return Data(_tree(root, files, **columns), SpeechPipeline())
+    width, height = (int(each) for each in np.random.default_rng(seed).integers(70, 160, 2))
+    return encode_image(width, height, seed=seed, subsampling=0)
 
 
 @pytest.fixture(autouse=True)

@@ -46,11 +46,6 @@ def test_what_dalis_image_pipeline_cannot_do_is_refused_with_what_can(image_tree
         DaliLoader(samples=image_tree(2), transform=SMALL, batch_size=2, seed=0, on_error="skip")
 
 
-def test_operators_that_there_are_none_of_are_refused(image_tree):
-    with pytest.raises(LoaderConfigError, match="operators='cuda'"):
-        DaliLoader(samples=image_tree(2), transform=SMALL, batch_size=2, seed=0, operators="cuda")
-
-
 def test_sounds_that_may_be_left_out_run_with_python_operators(sounds):
     samples = sounds([4000] * 5)
     content = samples.path(3).read_bytes()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ import pytest
 from harness.testbed.caches import drop_caches
 from joulefeed.child import Child
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError, ShardError, StreamError
+from loaders.errors import LoaderConfigError, ShardError, SplitError, StreamError
 from loaders.nosql.form import open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
 from loaders.nosql.schema import Table, sample_uuid
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.session import Login, open_session
+from loaders.nosql.splits import fetch_metadata
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
 
@@ -170,6 +171,18 @@ def expected(shards: Path) -> dict[int, tuple[int, int, int, bytes]]:
 def test_a_preparation_that_was_ended_goes_on_where_it_was(prepared: Prepared) -> None:
     assert 0 < prepared.resumed_from < SAMPLES
     assert open_form(prepared.folder).samples == SAMPLES
+
+
+def test_the_metadata_of_a_dataset_is_read_by_its_columns(servers: dict[str, Served]) -> None:
+    secure = servers["secure"]
+    metadata = fetch_metadata(secure.table, label="label", login=secure.login)
+    assert metadata["label"].tolist() == [index % 7 for index in range(SAMPLES)]
+    with pytest.raises(SplitError, match=r"samples_metadata: column 'patient' is empty in 200 rows"):
+        fetch_metadata(secure.table, entity="patient", login=secure.login)
+    with pytest.raises(SplitError, match=r"there is no column 'age'; .*patient"):
+        fetch_metadata(secure.table, label="age", login=secure.login)
+    with pytest.raises(SplitError, match=r"joulefeed\.other: there is no whole dataset"):
+        fetch_metadata(replace(secure.table, name="other"), login=secure.login)
 
 
 def test_two_servers_of_one_folder_have_every_record_and_write_nothing_into_it(

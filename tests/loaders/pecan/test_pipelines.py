@@ -11,7 +11,7 @@ import torch
 
 from loaders import ImageTransform, Samples
 from loaders.pecan import Kind, TransformOrder, auto_order, reorder
-from loaders.pecan.choice import bytes_of, measure
+from loaders.pecan.loader import bytes_of, measure
 from loaders.pecan.order import Measured
 from loaders.pipeline import Item, load_item
 from loaders.pipeline.crop3d import RandomCrop

@@ -61,7 +61,7 @@ def test_a_port_of_another_daemon_is_refused(served, shards):
     address = served.endpoint.removeprefix("grpc://")
     argv = [sys.executable, "-m", "loaders.tfdata", "serve", "--root", str(shards), "--listen", address]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2 and f"{address} cannot be listened on: Address already in use" in done.stderr
+    assert done.returncode == 2 and f"{address} cannot be listened on" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["end of input", signal.SIGTERM, signal.SIGINT])
