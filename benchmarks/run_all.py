@@ -46,7 +46,6 @@ BENCHMARKS = (
     Benchmark("sample_aware", 60, 25),
     Benchmark("streaming", 80, 20),
     Benchmark("streaming_small", 15, 5),
-    Benchmark("streaming_floods", 30, 12),
     Benchmark("network_loaders", 60, 25),
     Benchmark("hosts", 40, 12),
     Benchmark("sabotage", 60, 10),

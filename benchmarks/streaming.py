@@ -131,7 +131,7 @@ def fast(bench: Bench) -> Iterator[Line]:
 
 
 def loss(bench: Bench) -> Iterator[Line]:
-    """Lose packets on a far link: with bbr and streams=auto, against iperf3 with 32 bbr flows and without loss."""
+    """Lose packets on a far link: with bbr, against iperf3 with 32 bbr flows and without loss."""
     rig, seconds = bench.rig, 2 if bench.quick else 5
     lossy: dict[float, list[float]] = {0.0: [], LOSS_PCT: []}
     peers: dict[tuple[float, int, str], list[float]] = {
@@ -152,8 +152,7 @@ def loss(bench: Bench) -> Iterator[Line]:
         for _ in range(2 if bench.quick else 3):
             for loss_pct, seen_gbit in lossy.items():
                 rig.set(LOSS_RTT_MS, LOSS_GBIT, loss_pct)
-                orders = RECOMMENDED | {"streams": "auto"}
-                seen_gbit.append(rig.receive([daemon], seconds=seconds, omit_s=3, **orders).gbit)
+                seen_gbit.append(rig.receive([daemon], seconds=seconds, omit_s=3, **RECOMMENDED).gbit)
                 for (share, flows, control), seen in peers.items():
                     if share == loss_pct:
                         began, before = time.monotonic(), link.counters().cpu_s
@@ -161,7 +160,7 @@ def loss(bench: Bench) -> Iterator[Line]:
                         seen.append(got.gbit)
                         if (flows, control) == (LOSS_FLOWS, "bbr"):
                             relay_cores.append((link.counters().cpu_s - before) / (time.monotonic() - began))
-                epochs[loss_pct].append(rig.receive([epoch_daemon], **orders).seconds)
+                epochs[loss_pct].append(rig.receive([epoch_daemon], **RECOMMENDED).seconds)
     where = f"{LOSS_GBIT:g} Gbit/s, {LOSS_RTT_MS:g} ms"
     for loss_pct, flows, control, least in (
         (0.0, STREAMS, "cubic", 0.97),
@@ -169,7 +168,7 @@ def loss(bench: Bench) -> Iterator[Line]:
         (LOSS_PCT, FLOWS, "bbr", None),
     ):
         ours, theirs = median(lossy[loss_pct]), median(peers[loss_pct, flows, control])
-        what = f"{where}, {loss_pct:g} % loss: bbr, auto over iperf3's {flows} {control}"
+        what = f"{where}, {loss_pct:g} % loss: bbr over iperf3's {flows} {control}"
         measured = f"{ours / theirs:.3f} ({ours:.3f} of {theirs:.3f} Gbit/s)"
         raw = {"ours": lossy[loss_pct], "theirs": peers[loss_pct, flows, control]}
         yield at_least(what, least, ours / theirs, measured, ".2f", **raw)

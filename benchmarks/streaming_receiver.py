@@ -18,8 +18,12 @@ from typing import Literal
 
 from bench import cpu_s, status_kb
 
-from loaders.records.planner import BatchPlan
-from loaders.streaming import RawBatch, StreamClient, StreamingLoader
+from loaders.records.planner import BatchPlan, plan_epoch
+from loaders.records.raw_batch import RawBatch
+from loaders.streaming import StreamingLoader
+from loaders.streaming.receiver.connections import DaemonConnections
+from loaders.streaming.receiver.fetch import BatchFetch
+from loaders.streaming.settings import StreamSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Orders:
     """What to receive, and how."""
 
     endpoints: list[str]
-    streams: int | Literal["auto"] = 8
+    streams: int = 8
     """Connections to every daemon."""
     window: int | Literal["auto"] = 16
     """Batches under way, for every daemon."""
@@ -44,7 +48,7 @@ class Orders:
     step_ms: float = 0.0
     """Decode the images of whole epochs in the loader, and wait so long with each batch."""
     verify: bool = False
-    """Check both checksums of every record."""
+    """Compute the checksum of every record, and not only compare the one that it states with the index."""
     pids: list[int] = field(default_factory=list)
     """The daemons' processes, whose CPU time counts."""
     keys: str | None = None
@@ -85,36 +89,49 @@ def anonymous_mb(pids: list[int]) -> float:
     return max((status_kb(pid, "RssAnon") for pid in pids), default=0) * 1024e-6
 
 
-def plans(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[BatchPlan]:
-    """Yield the batches of epoch after epoch."""
-    for epoch in epochs:
-        yield from client.plan(
-            epoch=epoch,
+def connect(orders: Orders) -> DaemonConnections:
+    """Connect to the daemons."""
+    return DaemonConnections(
+        StreamSettings(
             batch_size=orders.batch_size,
             seed=0,
-            slice_records=orders.slice_records,
-            shuffle_window=orders.shuffle_window,
+            endpoints=orders.endpoints,
+            streams=orders.streams,
+            prefetch_batches=orders.window,
+            keys=orders.keys,
+            warm_bytes=orders.warm_bytes,
+            wire=orders.wire,
+            verify=orders.verify,
+        )
+    )
+
+
+def plans(connections: DaemonConnections, orders: Orders, epochs: Iterator[int]) -> Iterator[BatchPlan]:
+    """Yield the batches of epoch after epoch."""
+    for epoch in epochs:
+        yield from connections.group(
+            plan_epoch(
+                connections.shards.catalog.shard_records,
+                epoch=epoch,
+                batch_size=orders.batch_size,
+                seed=0,
+                slice_records=orders.slice_records,
+                shuffle_window=orders.shuffle_window,
+            )
         )
 
 
-def taken(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[RawBatch]:
-    """Yield the batches as they arrive, checked where that is ordered."""
-    fetch = client.fetch(plans(client, orders, epochs), window=orders.window, verify=orders.verify or None)
-    try:
-        while (batch := fetch.take()) is not None:
-            yield batch
-    finally:
-        fetch.close()
+def taken(connections: DaemonConnections, orders: Orders, epochs: Iterator[int]) -> Iterator[RawBatch]:
+    """Yield the batches as they arrive."""
+    yield from BatchFetch(connections, plans(connections, orders, epochs))
 
 
 def stop_reading(orders: Orders) -> Received:
     """Ask for a full window in a process that then stands still, its socket buffers filling; watch the daemons."""
     child = os.fork()
     if child == 0:
-        with StreamClient(
-            orders.endpoints, streams=orders.streams, timeout_s=30, keys=orders.keys, wire=orders.wire
-        ) as client:
-            client.fetch(plans(client, orders, itertools.count()), window=orders.window)
+        with connect(orders) as connections:
+            BatchFetch(connections, plans(connections, orders, itertools.count()))
             time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGSTOP)
     try:
@@ -137,7 +154,6 @@ def train(orders: Orders) -> Received:
         warm_bytes=orders.warm_bytes,
         verify=orders.verify,
         keys=orders.keys,
-        epochs_ahead=0,
     ) as loader:
         times, waits = [], []
         own, daemons = cpu_s([os.getpid()]), cpu_s(orders.pids)
@@ -158,16 +174,9 @@ def receive(orders: Orders) -> Received:
     if orders.step_ms:
         return train(orders)
     me = [os.getpid()]
-    with StreamClient(
-        orders.endpoints,
-        streams=orders.streams,
-        timeout_s=30,
-        keys=orders.keys,
-        warm_bytes=orders.warm_bytes,
-        wire=orders.wire,
-    ) as client:
+    with connect(orders) as connections:
         if orders.seconds:
-            batches = taken(client, orders, itertools.count())
+            batches = taken(connections, orders, itertools.count())
             begin = time.perf_counter() + orders.omit_s
             while time.perf_counter() < begin:
                 next(batches)
@@ -186,7 +195,7 @@ def receive(orders: Orders) -> Received:
         before = (cpu_s(me), cpu_s(orders.pids))
         for epoch in range(orders.epochs):
             started = time.perf_counter()
-            for batch in taken(client, orders, iter([epoch])):
+            for batch in taken(connections, orders, iter([epoch])):
                 nbytes += sum(len(frame) for frame in batch.frames)
                 samples += len(batch)
             times.append(time.perf_counter() - started)

@@ -152,19 +152,16 @@ class Rig:
         self.link.set(Regime(name=f"rtt_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=rate_gbit, loss_pct=loss_pct))
 
     @contextlib.contextmanager
-    def daemon(
-        self, shards: Shards, *options: str, keys: Keys | None = None, descriptors: int | None = None
-    ) -> Iterator[Daemon]:
+    def daemon(self, shards: Shards, *options: str, keys: Keys | None = None) -> Iterator[Daemon]:
         """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone.
 
         The namespace's congestion control is that of the peers too, so it is kept unless the options choose another.
-        `descriptors` is the most that the daemon may open. Raises TestbedError when it ends early.
+        Raises TestbedError when it ends early.
         """
-        limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
         locked = ["--keys", str(keys.daemon)] if keys else ["--no-auth"]
         control = [] if "--congestion" in options else ["--congestion", "kernel"]
-        argv = [*limited, *serve, "--listen", f"{self.storage.address}:0", *locked, *control, *options]
+        argv = [*serve, "--listen", f"{self.storage.address}:0", *locked, *control, *options]
         process = self.storage.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None

@@ -14,7 +14,8 @@ from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import Table
 from loaders.nosql.session import Login, missing_driver
 from loaders.pipeline.callables import AnyTransform
-from loaders.records.record_loader import RecordFetch, RecordLoader
+from loaders.records.epochs import RecordFetch
+from loaders.records.record_loader import RecordLoader
 from loaders.shared.arrivals import ArrivalLog
 from loaders.shared.options import takes_options
 

@@ -24,7 +24,7 @@ from loaders.pipeline import (
     stage_name,
 )
 from loaders.pipeline.image import decode
-from loaders.pipeline.npy import load_npy
+from loaders.records.npy import load_npy
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""

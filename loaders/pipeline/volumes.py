@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from loaders.base import SampleSource
 from loaders.pipeline import UndecodableError
-from loaders.pipeline.npy import PARSING, map_npy
+from loaders.records.npy import PARSING, map_npy
 
 SPACING_MM: Final = (1.6, 1.2, 1.2)
 """Distance of voxels along depth, height and width in millimetres, to which every case is resampled."""

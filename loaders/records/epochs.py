@@ -1,4 +1,4 @@
-"""Raw batches of one or more epochs, decoded in a thread that keeps a few batches ready."""
+"""The raw batches of one epoch, decoded in a thread that keeps a few batches ready."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from loaders.base import Batch
-from loaders.errors import SampleError
+from loaders.errors import SampleError, StreamError
 from loaders.pipeline import StageTimes
 from loaders.records.decoding.decoder import LOOKAHEAD, Decoder
 from loaders.records.raw_batch import RawBatch
@@ -22,7 +22,7 @@ _READY_BATCHES: Final = 2
 Item = TypeVar("Item")
 
 
-class Channel(Generic[Item]):
+class BoundedQueue(Generic[Item]):
     """Holds at most `capacity` items; the end, or the error that ended it, comes after the last one."""
 
     def __init__(self, capacity: int) -> None:
@@ -61,30 +61,63 @@ class Channel(Generic[Item]):
             self._changed.notify_all()
 
 
-class Source(Protocol):
-    """Raw batches as they arrive; used by one thread, except for `interrupt`."""
+class RecordFetch(Protocol):
+    """The fetch of one epoch; used by one thread, except for `close`."""
 
-    def take(self, *, wait: bool) -> RawBatch | None:
-        """Return the next batch, None where it has not arrived; with `wait`, None where none is planned for now."""
-        ...
+    def next(self, wait: bool) -> RawBatch | None:
+        """Return the epoch's next batch; None where `wait` is false and no batch has arrived.
 
-    def wait(self) -> bool:
-        """Wait until more batches are planned; return False where there are no more."""
-        ...
-
-    def interrupt(self) -> None:
-        """End a `take` or a `wait` that another thread is in; only `close` may follow."""
+        Raises StopIteration at the end of the epoch, or once it is closed; StreamError where the peer is gone or silent
+        for longer than the loader's timeout.
+        """
         ...
 
     def close(self) -> None:
-        """Drop the requests under way; may be called twice."""
+        """Drop the requests under way and end a `next` that another thread is in; may be called twice."""
         ...
 
 
-S = TypeVar("S", bound=Source)
+class FetchedEpoch:
+    """The batches of one epoch as a source, whose samples are counted."""
+
+    def __init__(self, fetch: RecordFetch, epoch: int, samples: int, times: StageTimes) -> None:
+        self._fetch, self._epoch, self._left, self._samples, self._times = fetch, epoch, samples, samples, times
+        self._closed = False
+        self.ended = False
+        """Whether every sample of the epoch has arrived."""
+
+    def take(self, *, wait: bool) -> RawBatch | None:
+        """Return the next batch, None where it has not arrived, or with `wait` at the end of the epoch.
+
+        Raises StreamError where the epoch ends with fewer samples, or more, than it has.
+        """
+        began = time.perf_counter_ns()
+        try:
+            raw = None if self.ended else self._fetch.next(wait)
+        except StopIteration:
+            raw = None
+            self._end()
+        if wait:
+            self._times.add("network_wait", began)
+        if raw is not None:
+            self._left -= len(raw)
+        return raw
+
+    def _end(self) -> None:
+        if self._left and not self._closed:
+            raise StreamError(
+                f"epoch {self._epoch} ended after {self._samples - self._left} samples, expected {self._samples}; "
+                "what serves them has lost or repeated some: see its log, or ingest the data again"
+            )
+        self.ended = not self._left
+
+    def close(self) -> None:
+        """Drop the requests under way, and end a `take` that another thread is in; may be called twice."""
+        self._closed = True
+        self._fetch.close()
 
 
-class Numbered(NamedTuple):
+class DeliveredBatch(NamedTuple):
     """A batch of an epoch."""
 
     planned: tuple[int, ...]
@@ -97,7 +130,7 @@ class Numbered(NamedTuple):
     """Whether every sample of it failed, and `batch` is another one once more."""
 
 
-def repeat_for_failed(items: Iterable[Numbered]) -> Iterator[Numbered]:
+def repeat_for_failed(items: Iterable[DeliveredBatch]) -> Iterator[DeliveredBatch]:
     """Yield as many batches as there are items: where every sample of one failed, another batch once more.
 
     That is the batch before it, or the first one after it where there is none before. Every batch is yielded when the
@@ -105,8 +138,8 @@ def repeat_for_failed(items: Iterable[Numbered]) -> Iterator[Numbered]:
 
     Raises SampleError where every sample of every batch failed.
     """
-    last: Numbered | None = None
-    unfilled: list[Numbered] = []
+    last: DeliveredBatch | None = None
+    unfilled: list[DeliveredBatch] = []
     for item in items:
         if item.batch is not None:
             for each in unfilled:
@@ -135,39 +168,39 @@ def _copy(batch: Batch | RawBatch | None) -> Batch:
     return batch.copy()
 
 
-class Raw(Generic[S]):
+class RawEpoch:
     """Returns batches as they came, without a thread."""
 
-    def __init__(self, source: S) -> None:
+    def __init__(self, source: FetchedEpoch) -> None:
         self.source = source
 
-    def next(self) -> Numbered | None:
+    def next(self) -> DeliveredBatch | None:
         """Return the next batch with its numbers, None once it was stopped or at the end."""
         raw = self.source.take(wait=True)
-        return None if raw is None else Numbered(raw.planned, raw)
+        return None if raw is None else DeliveredBatch(raw.planned, raw)
 
     def stop(self) -> None:
         """Drop the requests under way; may be called twice."""
         self.source.close()
 
 
-class Decoded(Generic[S]):
+class DecodedEpoch:
     """Fetches and decodes in a thread that keeps a few batches ready.
 
     `times` gets `decode_wait`, in which the next decoded batch was waited for, and `consumer_wait`, in which decoded
     batches waited, and nothing else was done, because nobody took them.
     """
 
-    def __init__(self, source: S, decoder: Decoder, transfer: DeviceTransfer, times: StageTimes) -> None:
+    def __init__(self, source: FetchedEpoch, decoder: Decoder, transfer: DeviceTransfer, times: StageTimes) -> None:
         self.source = source
         self._decoder, self._transfer, self._times = decoder, transfer, times
-        self._ready: Channel[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = Channel(
+        self._ready: BoundedQueue[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = BoundedQueue(
             _READY_BATCHES
         )
         self._thread = threading.Thread(target=self._run, name="decoded-epoch", daemon=True)
         self._thread.start()
 
-    def next(self) -> Numbered | None:
+    def next(self) -> DeliveredBatch | None:
         """Return the next batch with its numbers, None once it was stopped or at the end.
 
         Raises what went wrong in the thread.
@@ -176,7 +209,7 @@ class Decoded(Generic[S]):
         if item is None:
             return None
         numbers, batch, failed = item
-        return Numbered(numbers, None if batch is None else batch.wait(), failed)
+        return DeliveredBatch(numbers, None if batch is None else batch.wait(), failed)
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -209,16 +242,16 @@ class Decoded(Generic[S]):
                 times.add("consumer_wait", decoded)
                 if not wanted:
                     return
-            elif not self.source.wait():
+            else:
                 return
 
     def stop(self) -> None:
         """End the thread; may be called twice."""
         self._ready.close()
         if self._thread.is_alive():
-            self.source.interrupt()
+            self.source.close()
         self._thread.join()
 
 
-Running: TypeAlias = Raw[S] | Decoded[S]
-"""One or more epochs under way."""
+RunningEpoch: TypeAlias = RawEpoch | DecodedEpoch
+"""An epoch under way."""

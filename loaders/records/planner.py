@@ -45,12 +45,12 @@ class RecordRuns:
         return RecordRuns(self.shard[which], self.first[which], self.records[which], self.position[which])
 
     def select(self, start: int, end: int) -> RecordRuns:
-        """Return the records from the `start`-th up to the `end`-th as a whole sequence."""
+        """Return the records from the `start`-th up to the `end`-th, which keep their positions."""
         ends = np.cumsum(self.records)
         starts = ends - self.records
         low, high = np.maximum(starts, start), np.minimum(ends, end)
-        kept = low < high
-        return RecordRuns.of(self.shard[kept], (self.first + low - starts)[kept], (high - low)[kept])
+        kept, into = low < high, low - starts
+        return RecordRuns(self.shard[kept], (self.first + into)[kept], (high - low)[kept], (self.position + into)[kept])
 
     def shuffle(self, window: int, random: np.random.Generator) -> RecordRuns:
         """Shuffle the records, each within its `window` of records; neighbours that stay together stay one run."""
@@ -167,15 +167,15 @@ class EpochPlan(Sequence[BatchPlan]):
         """Number of records in all batches."""
         return self._runs.total
 
-    def list_positions(self, number: int, batches: int = 1) -> npt.NDArray[np.int64]:
-        """Return the places of the records of some batches in the rank's sequence of the epoch, shape (records,)."""
+    def list_positions(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the places of a batch's records in the epoch's sequence of all ranks, shape (records,)."""
         place = number - self.number
-        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + batches])]
+        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + 1])]
         starts = np.cumsum(runs.records) - runs.records
         return np.repeat(runs.position - starts, runs.records) + np.arange(runs.total)
 
     def exclude(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
-        """Return the plan without the places of the rank's sequence that `done` marks, numbered from `number`."""
+        """Return the plan without the places of the epoch's sequence that `done` marks, numbered from `number`."""
         return EpochPlan(self.epoch, self._runs.exclude(done), self.batch_size, number=number)
 
     def interleave(self, stretches: int) -> EpochPlan:
@@ -262,13 +262,11 @@ def plan_epoch(
     )
     if shuffle_window > 1:
         runs = runs.shuffle(shuffle_window, random)
-    if done is not None:
+    if done is not None and done.any():
         runs = runs.select(0, len(done)).exclude(done)
-        runs = RecordRuns.of(runs.shard, runs.first, runs.records)
     shares = [runs.select(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else concatenate_runs(shares)
-    plan = EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
-    return plan.interleave(stretches)
+    return EpochPlan(epoch, share, batch_size).interleave(stretches)
 
 
 def _shuffle_slices(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> RecordRuns:
@@ -304,11 +302,6 @@ def _shuffle_shards(counts: npt.NDArray[np.int64], batch_size: int, random: np.r
 def count_share(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:
     """Return the number of a rank's records in an epoch of a dataset with `total` of them."""
     return sum(end - start for start, end in _share(total, rank, world_size, remainder, limit))
-
-
-def list_share(total: int, *, rank: int, world_size: int, remainder: Remainder | None) -> npt.NDArray[np.int64]:
-    """Return the places, among `total` records that ranks share, of a rank's records in its order."""
-    return np.concatenate([np.arange(start, end) for start, end in _share(total, rank, world_size, remainder, None)])
 
 
 def _share(

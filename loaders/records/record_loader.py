@@ -6,38 +6,29 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from joulefeed.closing import Closing
 from loaders.base import Batch, LoaderStats
-from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pipeline import StageTimes
 from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.pipeline.image import ImageTransform
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.records.decoding.decoder import Decoder
-from loaders.records.epochs import Decoded, Numbered, Raw, Running, repeat_for_failed
-from loaders.records.raw_batch import RawBatch
+from loaders.records.epochs import (
+    DecodedEpoch,
+    DeliveredBatch,
+    FetchedEpoch,
+    RawEpoch,
+    RecordFetch,
+    RunningEpoch,
+    repeat_for_failed,
+)
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.options import LoaderOptions, OnError, check_ranks, check_whole
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.threads import close_at_exit
-
-
-class RecordFetch(Protocol):
-    """The fetch of one epoch; used by one thread, except for `close`."""
-
-    def next(self, wait: bool) -> RawBatch | None:
-        """Return the epoch's next batch; None where `wait` is false and no batch has arrived.
-
-        Raises StopIteration at the end of the epoch, or once it is closed; StreamError where the peer is gone or silent
-        for longer than the loader's timeout.
-        """
-        ...
-
-    def close(self) -> None:
-        """Drop the requests under way and end a `next` that another thread is in; may be called twice."""
-        ...
 
 
 class RecordLoader(Closing):
@@ -84,7 +75,7 @@ class RecordLoader(Closing):
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
         self._decoder: Decoder | None = None
-        self._running: Running[_Fetched] | None = None
+        self._running: RunningEpoch | None = None
 
     def _open(self, samples: int) -> None:
         """Make the decoder and the rank's share of so many samples, which is `self._share` from now on.
@@ -114,6 +105,13 @@ class RecordLoader(Closing):
 
         The fetch of the epoch before was closed.
         """
+
+    def _count(self, epoch: int) -> int:
+        """Return how many samples the fetch of an epoch brings, of an epoch that is resumed the rest."""
+        return len(self)
+
+    def _note(self, item: DeliveredBatch) -> None:
+        """Note a batch that is delivered now."""
 
     @staticmethod
     def check_transform(
@@ -145,13 +143,16 @@ class RecordLoader(Closing):
             raise LoaderError("the loader is closed: make a new one")
         epoch = check_whole("epoch", epoch, 0)
         self._stop()
-        source = _Fetched(self._start(epoch), epoch, len(self), self._times)
+        source = FetchedEpoch(self._start(epoch), epoch, self._count(epoch), self._times)
         running = self._running = (
-            Raw(source) if self._decoder is None else Decoded(source, self._decoder, self._transfer, self._times)
+            RawEpoch(source)
+            if self._decoder is None
+            else DecodedEpoch(source, self._decoder, self._transfer, self._times)
         )
         try:
             items = iter(partial(self._next, running), None)
             for item in repeat_for_failed(items) if self._repeats else items:
+                self._note(item)
                 for one in item.failed:
                     self._stats.skip(*one)
                 if item.batch is not None:
@@ -164,7 +165,7 @@ class RecordLoader(Closing):
             running.stop()
             self._running = None if self._running is running else self._running
 
-    def _next(self, running: Running[_Fetched]) -> Numbered | None:
+    def _next(self, running: RunningEpoch) -> DeliveredBatch | None:
         began = time.perf_counter_ns()
         item = running.next() if running is self._running else None
         self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
@@ -201,51 +202,3 @@ class RecordLoader(Closing):
         if self._running is not None:
             self._running.stop()
             self._running = None
-
-
-class _Fetched:
-    """The batches of one epoch as a source, whose samples are counted."""
-
-    def __init__(self, fetch: RecordFetch, epoch: int, samples: int, times: StageTimes) -> None:
-        self._fetch, self._epoch, self._left, self._samples, self._times = fetch, epoch, samples, samples, times
-        self._closed = False
-        self.ended = False
-        """Whether every sample of the epoch has arrived."""
-
-    def take(self, *, wait: bool) -> RawBatch | None:
-        """Return the next batch, None where it has not arrived, or with `wait` at the end of the epoch.
-
-        Raises StreamError where the epoch ends with fewer samples, or more, than it has.
-        """
-        began = time.perf_counter_ns()
-        try:
-            raw = None if self.ended else self._fetch.next(wait)
-        except StopIteration:
-            raw = None
-            self._end()
-        if wait:
-            self._times.add("network_wait", began)
-        if raw is not None:
-            self._left -= len(raw)
-        return raw
-
-    def _end(self) -> None:
-        if self._left and not self._closed:
-            raise StreamError(
-                f"epoch {self._epoch} ended after {self._samples - self._left} samples, expected {self._samples}; "
-                "what serves them has lost or repeated some: see its log, or ingest the data again"
-            )
-        self.ended = not self._left
-
-    def wait(self) -> bool:
-        """Return False: nothing is planned after the end of the epoch."""
-        return False
-
-    def interrupt(self) -> None:
-        """End a `take` that another thread is in."""
-        self.close()
-
-    def close(self) -> None:
-        """Drop the requests under way; may be called twice."""
-        self._closed = True
-        self._fetch.close()

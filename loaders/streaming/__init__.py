@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
     from loaders.streaming.options import DaemonOptions
-    from loaders.streaming.receiver.client import StreamClient
-    from loaders.streaming.receiver.session import health
+    from loaders.streaming.receiver.remote_daemon import health
     from loaders.streaming.timestamps import TimestampLogger
     from loaders.streaming.torch_data import StreamDataset
 
@@ -21,7 +20,6 @@ __all__ = [
     "Daemon",
     "DaemonOptions",
     "RawBatch",
-    "StreamClient",
     "StreamDataset",
     "StreamingLoader",
     "TimestampLogger",
@@ -36,11 +34,10 @@ __getattr__ = lazy_names(
         "Daemon": "streaming.daemon.daemon",
         "DaemonOptions": "streaming.options",
         "RawBatch": "records.raw_batch",
-        "StreamClient": "streaming.receiver.client",
         "StreamDataset": "streaming.torch_data",
         "StreamingLoader": "streaming.loader",
         "TimestampLogger": "streaming.timestamps",
-        "health": "streaming.receiver.session",
+        "health": "streaming.receiver.remote_daemon",
         "make_keys": "streaming.keys",
     },
 )

@@ -13,7 +13,7 @@ from joulefeed.signals import run_program
 from loaders.errors import StreamError
 from loaders.records.shards.commands import Commands, add_commands
 from loaders.shared.daemon.command import DaemonCommand, say_ready
-from loaders.shared.daemon.flags import resolve_address, run_command
+from loaders.shared.daemon.flags import resolve_address
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions
 
@@ -27,7 +27,7 @@ def _add_more(commands: Commands) -> None:
         "health",
         allow_abbrev=False,
         help="show the health of a daemon",
-        description="Print a daemon's uptime, connections, memory and counters as JSON. The exit status is 0 when "
+        description="Print a daemon's uptime, connections and counters as JSON. The exit status is 0 when "
         "it answers and 1 when it does not.",
     )
     health.add_argument(
@@ -42,39 +42,29 @@ def _add_more(commands: Commands) -> None:
     add_commands(commands)
 
 
-def _serve(options: DaemonOptions) -> int:
-    from loaders.streaming.daemon.listener import Listener, choose_send_buffer
+def _serve(options: DaemonOptions) -> None:
+    from loaders.streaming.daemon.daemon import Daemon
+    from loaders.streaming.daemon.listener import ListeningSocket, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
-    from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
+    from loaders.streaming.timestamps import TimestampLogger
 
     host, port = resolve_address(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
-    listener = Listener(host, port, send_buffer=buffer, congestion=options.congestion)
-
-    def serve_once(store: ShardStore, is_restart: bool) -> None:
-        from loaders.streaming.daemon.daemon import Daemon
-        from loaders.streaming.timestamps import TimestampLogger
-
+    listener = ListeningSocket(host, port, send_buffer=buffer, congestion=options.congestion)
+    given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
+    with ShardStore(options.root) as store:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
-        given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
         with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
-            _log_start(daemon, store, host, options, buffer, is_restart=is_restart)
+            _log_start(daemon, store, host, options, buffer)
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
 
-    with ShardStore(options.root, options.links_into) as store:
-        return supervise(
-            lambda is_restart: run_command(lambda: serve_once(store, is_restart)), store.find_unreadable, log
-        )
 
-
-def _log_start(
-    daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None, *, is_restart: bool
-) -> None:
-    """Log who is served and how; on a first start say on standard output that the daemon is ready."""
+def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None) -> None:
+    """Log who is served and how, and say on standard output that the daemon is ready."""
     from loaders.streaming.daemon.authentication import is_loopback
 
     served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
@@ -89,7 +79,7 @@ def _log_start(
         protection = "CURVE: only the client of these keys is served, nobody else reads or changes a byte"
         log("encrypted", endpoint=daemon.endpoint, protection=protection)
     log(
-        "restarted" if is_restart else "started",
+        "started",
         **served,
         shards=len(store.catalog.shards),
         keys=options.keys is not None,
@@ -100,12 +90,11 @@ def _log_start(
         congestion=daemon.congestion,
         max_clients=daemon.max_connections,
     )
-    if not is_restart:
-        say_ready(served)
+    say_ready(served)
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from loaders.streaming.receiver.session import health
+    from loaders.streaming.receiver.remote_daemon import health
 
     try:
         report = health(arguments.endpoint, timeout_s=arguments.timeout_s, keys=arguments.keys)

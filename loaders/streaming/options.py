@@ -16,11 +16,6 @@ class DaemonOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 
     root: Path = Field(title="DIR", description="shard folder, made by `convert` or `index`")
-    links_into: tuple[Path, ...] = Field(
-        default=(),
-        title="DIR",
-        description="folder into which links among the shards may lead, as `index --out` makes them; may be repeated",
-    )
     listen: str = Field(
         default=LISTEN,
         title="HOST:PORT",

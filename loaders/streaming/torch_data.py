@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from inspect import signature
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,7 +16,7 @@ from loaders.errors import LoaderConfigError, LoaderError
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.options import check_ranks, check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
-from loaders.streaming.checkpoint import RankState, State, StateDict, make_ended_state
+from loaders.streaming.checkpoint import AnyState, StateDict, has_ended
 from loaders.streaming.loader import StreamingLoader
 
 Form: TypeAlias = Literal["dict", "tuple", "batch"]
@@ -25,12 +25,6 @@ Form: TypeAlias = Literal["dict", "tuple", "batch"]
 
 Yielded: TypeAlias = Batch | RawBatch | dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 """A batch in one of these forms, or not decoded."""
-
-
-class _Iteration(NamedTuple):
-    epoch: int
-    state: State | None
-    """From where the epoch goes on; None: from its beginning."""
 
 
 class StreamDataset(IterableDataset[Yielded]):
@@ -63,28 +57,24 @@ class StreamDataset(IterableDataset[Yielded]):
         self._closed = False
         self._epoch = 0
         self._has_started = False
-        self._state: State | None = None
-        self._last: _Iteration | None = None
+        self._state: AnyState | None = None
+        """From where the next iteration goes on; None: from the beginning of its epoch."""
+        self._is_in_loader = False
+        """Whether the loader has the position."""
 
     def __iter__(self) -> Iterator[Yielded]:
         _refuse_worker()
         return self._batches()
 
     def _batches(self) -> Iterator[Yielded]:
-        loader = self.loader
-        iteration = _Iteration(self._epoch + self._has_started, self._state)
-        self._begin_at(iteration.epoch, None)
-        self._has_started, self._last = True, iteration
-        if iteration.state:
-            loader.load_state_dict(iteration.state)
-        for batch in loader.epoch(iteration.epoch):
+        loader, state = self.loader, self._state
+        epoch = self._epoch + self._has_started
+        loader.load_state_dict(state or {})
+        self._epoch, self._has_started, self._state, self._is_in_loader = epoch, True, None, True
+        for batch in loader.epoch(epoch):
             yield _form_batch(batch, self._form) if isinstance(batch, Batch) else batch
-        if self._last is iteration:
-            self._epoch, self._has_started = iteration.epoch + 1, False
-
-    def _begin_at(self, epoch: int, state: State | None) -> None:
-        self._epoch, self._has_started, self._state = epoch, False, state
-        self._last = None
+        if self._epoch == epoch and self._is_in_loader:
+            self._epoch, self._has_started = epoch + 1, False
 
     @property
     def epoch(self) -> int:
@@ -115,6 +105,10 @@ class StreamDataset(IterableDataset[Yielded]):
         epoch = check_whole("epoch", epoch, 0)
         self._begin_at(epoch, self._state if epoch == self._epoch else None)
 
+    def _begin_at(self, epoch: int, state: AnyState | None) -> None:
+        self._epoch, self._state = epoch, state
+        self._has_started = self._is_in_loader = False
+
     def state_dict(self, taken: int | None = None) -> StateDict:
         """Return the position of the dataset; batches iterated up to now do not come again.
 
@@ -123,37 +117,35 @@ class StreamDataset(IterableDataset[Yielded]):
 
         Raises LoaderConfigError for more batches than there are.
         """
-        rank, world_size = self._known_place()
-        share = {"rank": rank, "world_size": world_size, "remainder": self._arguments.get("remainder")}
-        last = self._last
-        if last is None:
-            if taken:
-                raise LoaderConfigError(f"taken={taken}: no iteration has started; leave it out")
-            if self._state is None or isinstance(self._state, Mapping):
-                return {"epoch": self._epoch, "loader": dict(self._state or {}), "share": share}
-            checkpoint = self.loader.checkpoint_after(self._epoch, 0, self._state)
-        else:
-            assert self._loader is not None, "an iteration has a loader"
-            reached = self._loader.checkpoint(taken)
-            if reached is None or reached.epoch != last.epoch:  # an error came before the first batch
-                reached = self._loader.checkpoint_after(last.epoch, taken or 0, last.state)
-            checkpoint = reached
-        done = checkpoint.complete
-        state = {} if done else self.loader.state_dict(checkpoint)
-        return {"epoch": checkpoint.epoch + done, "loader": state, "share": share}
+        if self._state is None and not self._is_in_loader:
+            check_whole("taken", taken or 0, 0, 0)
+            return {"epoch": self._epoch, "loader": {}}
+        if isinstance(self._state, Mapping):
+            return {"epoch": self._epoch, "loader": dict(self._state)}
+        if self._state is not None:
+            self.loader.load_state_dict(self._state)
+        assert self._loader is not None, "it has the position"
+        state = self._loader.state_dict(taken)
+        return {"epoch": state["epoch"] + state["is_complete"] if state else self._epoch, "loader": state}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: AnyState) -> None:
         """Go on where `state_dict` was called: the next iteration yields the rest of the epoch.
 
         Given a list of the states of all ranks, saved at the same step, any number of ranks goes on.
+
+        Raises LoaderConfigError for anything but such states, and as StreamingLoader's `load_state_dict` does.
         """
-        if isinstance(state, Mapping):
-            epoch, left = int(state["epoch"]), state["loader"]
-        else:
-            epoch, left = _join_ranks(state)
+        states = [state] if isinstance(state, Mapping) else list(state)
+        try:
+            epoch = min(int(each["epoch"]) for each in states)
+            left = [each["loader"] for each in states]
+            is_between = all(not each or has_ended(each) for each in left)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LoaderConfigError(f"it is not the state of a StreamDataset, nor a list of them: {error!r}") from error
+        position: AnyState = left[0] if isinstance(state, Mapping) else left
         if self._loader is not None:
-            self._loader.load_state_dict(left or {})
-        self._begin_at(epoch, left or None)
+            self._loader.load_state_dict({} if is_between else position)
+        self._begin_at(epoch, None if is_between else position)
 
     def close(self) -> None:
         """End threads, processes and connections."""
@@ -169,7 +161,7 @@ class StreamDataset(IterableDataset[Yielded]):
 
     def __getstate__(self) -> dict[str, object]:
         """Leave connections behind, and take rank and world size along."""
-        return self.__dict__ | {"_loader": None, "_place": self._known_place(), "_last": None}
+        return self.__dict__ | {"_loader": None, "_place": self._known_place(), "_is_in_loader": False}
 
     def _place_now(self) -> tuple[int, int]:
         return place_among_ranks(self._arguments.get("rank"), self._arguments.get("world_size"))
@@ -198,28 +190,3 @@ def _form_batch(batch: Batch, form: Form) -> Yielded:
     if form == "tuple":
         return (batch.data, batch.labels, *batch.extra.values())
     return {"data": batch.data, "labels": batch.labels, "ids": torch.tensor(batch.ids), **batch.extra}
-
-
-def _join_ranks(states: Sequence[RankState]) -> tuple[int, list[RankState]]:
-    """Return the epoch of several ranks, and the state of each rank's loader in it."""
-    if not states:
-        raise LoaderConfigError("the list of states is empty: expected one of every rank")
-    try:
-        epochs = [int(state["epoch"]) for state in states]
-        epoch = min(epochs)
-        if max(epochs) == epoch and not any(state["loader"] for state in states):
-            return epoch, []
-        loaders: list[RankState] = []
-        for state, own in zip(states, epochs, strict=True):
-            has_started = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
-            if own > epoch + 1 or (own > epoch and has_started):
-                raise LoaderConfigError(
-                    f"one rank is in epoch {epoch}, and rank {state['share']['rank']} in epoch {own}: give states that "
-                    "all ranks saved at the same step"
-                )
-            loaders.append(
-                state["loader"] if has_started else make_ended_state(state["share"], epoch, delivered=own > epoch)
-            )
-    except (KeyError, TypeError, ValueError) as error:
-        raise LoaderConfigError(f"the list is not of states of a StreamDataset: {error!r}") from error
-    return epoch, loaders

@@ -32,12 +32,12 @@ STORAGE, COMPUTE = (f"jf-test{os.getpid():x}-{role}" for role in ("storage", "co
 
 EPOCH = """
 import sys, json
-from loaders.streaming.receiver.client import StreamClient
-from loaders.records.planner import plan_epoch
-with StreamClient(sys.argv[1], streams=2, timeout_s=20, warm_bytes=2**20) as client:
+from loaders.streaming import StreamingLoader
+with StreamingLoader(endpoint=sys.argv[1], batch_size=4, seed=0, decode="raw", timeout_s=20, prefetch_batches=4,
+                     warm_bytes=2**20) as loader:
     print("connected", flush=True)
     ids = []
-    for batch in client.fetch(plan_epoch(client.catalog.shard_records, batch_size=4, seed=0, epoch=0), window=4):
+    for batch in loader.epoch(0):
         ids += batch.ids.tolist()
         if len(ids) == 40:
             print("forty", flush=True)

@@ -51,7 +51,7 @@ if namespace:
     enter(namespace)
 done = pickle.loads(checkpoint.read_bytes()) if checkpoint.exists() else {"ids": [[]], "state": {}}
 try:
-    with StreamingLoader(decode="raw", batch_size=8, seed=0, epochs=epochs, warm_bytes=0, **arguments) as loader:
+    with StreamingLoader(decode="raw", batch_size=8, seed=0, warm_bytes=0, **arguments) as loader:
         loader.load_state_dict(done["state"])
         for epoch in range(len(done["ids"]) - 1, epochs):
             for batch in loader.epoch(epoch):

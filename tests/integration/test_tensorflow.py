@@ -18,12 +18,12 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.errors import ShardError
-from loaders.records.planner import plan_epoch
+from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert, image_tree
 from loaders.records.shards.index import ShardSet
 from loaders.records.shards.indexer import Features, index_folder
 from loaders.records.shards.tfrecord import read_records
-from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming import StreamingLoader
 
 pytestmark = pytest.mark.process
 
@@ -116,9 +116,9 @@ def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> N
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([*argv, "--listen", "127.0.0.1:0"], **pipes) as daemon:
         endpoint = json.loads(daemon.stdout.readline())["endpoint"]
-        with StreamClient(endpoint, streams=2, timeout_s=20) as client:
-            batches = plan_epoch(client.catalog.shard_records, batch_size=4, seed=1, epoch=0)
-            for batch in client.fetch(batches, window=3, verify=True):
+        with StreamingLoader(endpoint=endpoint, batch_size=4, seed=1, decode="raw", shuffle_window=0) as loader:
+            for batch in loader.epoch(0):
+                assert isinstance(batch, RawBatch)
                 for sample_id, label, image in zip(batch.ids, batch.labels, batch.images(), strict=True):
                     assert int(sample_id) not in found
                     found[int(sample_id)] = int(label), hashlib.sha256(image).hexdigest()

@@ -13,7 +13,7 @@ from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import UndecodableError
 from loaders.pipeline.image import ImageTransform, decode
-from loaders.records.decoding.decoder import LOOKAHEAD, Outcome
+from loaders.records.decoding.decoder import LOOKAHEAD, DecodedBatch
 from loaders.records.decoding.received import read_rows
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index, share_threads
@@ -78,7 +78,7 @@ class DaliDecoder:
         pipeline.feed_input("draws", self._transform.draws(seed=self._seed, epoch=raw.epoch, ids=raw.ids))
         pipeline.schedule_run()
 
-    def collect(self) -> Outcome:
+    def collect(self) -> DecodedBatch:
         """Return the oldest batch; raise SampleError naming the sample that cannot be decoded."""
         pipeline, raw = self._pending[0]
         on_gpu = self._device.type == "cuda"
@@ -91,7 +91,7 @@ class DaliDecoder:
             pipeline.release_outputs()
             self._pending.popleft()
             labels = torch.from_numpy(raw.labels.copy())
-            return Outcome(Batch(raw.ids, data, labels.pin_memory() if on_gpu else labels, raw.nbytes))
+            return DecodedBatch(Batch(raw.ids, data, labels.pin_memory() if on_gpu else labels, raw.nbytes))
         # Out of the handler, whose traceback would keep the broken pipeline and its threads alive.
         del pipeline
         self.close()

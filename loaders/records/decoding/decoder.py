@@ -17,7 +17,7 @@ LOOKAHEAD = 2
 """Batches in decoding at once: one more than is needed, so that no thread waits between two."""
 
 
-class Outcome(NamedTuple):
+class DecodedBatch(NamedTuple):
     """What became of a raw batch."""
 
     batch: Batch | None
@@ -41,7 +41,7 @@ class Decoder(Protocol):
         """Start to decode a batch."""
         ...
 
-    def collect(self) -> Outcome:
+    def collect(self) -> DecodedBatch:
         """Return the oldest batch in decoding, on the device or in memory that is pinned for its copy there.
 
         Raises SampleError naming the sample that failed and its stage, SampleTimeoutError naming one that is late,
@@ -69,14 +69,14 @@ def collate_batch(
     loaded: Sequence[Loaded],
     failed: Sequence[Failed],
     device: torch.device,
-) -> Outcome:
+) -> DecodedBatch:
     """Join the samples of a batch that did not fail; raise SampleError naming the one whose shape is wrong."""
     if not loaded:
-        return Outcome(None, failed)
+        return DecodedBatch(None, failed)
     made = work.collate(worker, loaded)
     data, labels, extra = _pin(made.tensors, device)
     nbytes = sum(samples.rows[one.item.id].size for one in loaded)
-    return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
+    return DecodedBatch(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
 
 
 def _pin(tensors: Tensors, device: torch.device) -> Tensors:

@@ -2,110 +2,62 @@
 
 from __future__ import annotations
 
-import os
+import io
+import multiprocessing
 import pickle
-import signal
-import subprocess
-import sys
+import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from pathlib import Path
-from typing import Final
+from multiprocessing.queues import SimpleQueue
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from joulefeed.child import GRACE_S, Child
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.pipeline import Pipeline, StageTimes, stage_name
-from loaders.records.decoding.decoder import LOOKAHEAD, Outcome, collate_batch
-from loaders.records.decoding.received import ReceivedSamples, read_rows
-from loaders.records.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
+from loaders.pipeline import Item, Pipeline, StageTimes, stage_name
+from loaders.records.decoding.decoder import DecodedBatch, collate_batch
+from loaders.records.decoding.received import ReceivedSample, ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
+from loaders.records.workers import begin_worker
 from loaders.shared.options import OnError
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
-from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
+from loaders.shared.stall_monitor import StallMonitor
 
-_WORKER: Final = "from loaders.records.decoding.worker import main; main()"
-"""What a decoding process runs: as a module of its own name, so that both sides pickle the same classes."""
 _POLLS: Final = 4
 """How often within `timeout_s` the workers are looked at."""
 
 
-class _Worker:
-    """A process that runs the pipeline over a part of every batch."""
+class _RecordToDecode(NamedTuple):
+    """A sample as it is sent to a process."""
 
-    def __init__(self, first: tuple[object, ...], watch: SharedMemory, records: Sequence[SharedMemory]) -> None:
-        """Start it; `first` is its first message, `records` the memory of the slots that it reads from."""
-        self._items = [SharedMemory() for _ in records]
-        memory = [watch, *(each for pair in zip(records, self._items, strict=True) for each in pair)]
-        self._connection, theirs = Pipe()
-        descriptors = [theirs.fileno(), *(each.descriptor for each in memory)]
-        with theirs:
-            self._child = Child(
-                [sys.executable, "-c", _WORKER, *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=descriptors,
-                # It has to find the same modules, wherever this process was started.
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-            )
-        self.send(first)
+    sample_id: int
+    label: int
+    content: bytes
+    file: int
+    """Where its file begins in the record."""
+    size: int
 
-    def send(self, message: tuple[object, ...]) -> None:
-        """Send a message; raise WorkerError when the process is gone."""
-        try:
-            self._connection.send(message)
-        except ConnectionError as error:
-            raise self._make_error() from error
 
-    def receive(self, slot: int, timeout_s: float | None, late: Callable[[], None]) -> list[Done]:
-        """Wait for the oldest job, which is of this slot, and call `late` now and then; return its samples.
+class _DecodedSample(NamedTuple):
+    """What a process has made of a sample."""
 
-        Raises LoaderError when it cannot be done, WorkerError when the process is gone.
-        """
-        try:
-            while timeout_s is not None and not self._connection.poll(timeout_s / _POLLS):
-                late()
-            result: JobResult = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            raise self._make_error() from error
-        if result.refusal:
-            raise LoaderError(f"decode=torch-process: {result.refusal}; use decode=torch, whose threads need no copy")
-        return load(self._items[slot], result)
-
-    def _make_error(self) -> WorkerError:
-        return WorkerError(
-            f"the streaming loader's decoding process (pid {self._child.pid}) {self._child.describe_end()}"
-        )
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._child.signal(signal.SIGKILL)
-
-    def hang_up(self) -> None:
-        """Ask the process to end."""
-        self._connection.close()
-
-    def join(self) -> None:
-        """Wait for its end."""
-        with suppress(subprocess.TimeoutExpired):
-            self._child.process.wait(GRACE_S)
-        self._child.stop(term_s=0)
-        for memory in self._items:
-            memory.close()
+    item: Item | None
+    """None where it failed."""
+    ns: int
+    """Duration from reading on."""
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _BatchInProcesses:
     work: SampleProcessor
     samples: ReceivedSamples
     ids: list[int]
-    slot: int
-    busy: list[_Worker]
+    parts: list[Future[bytes]]
 
 
 class ProcessDecoder:
@@ -124,15 +76,29 @@ class ProcessDecoder:
         timeout_s: float | None = None,
     ) -> None:
         """Start so many processes; raises LoaderConfigError for a pipeline that cannot be sent to them."""
-        self._pipeline, self._seed, self._device, self._num_workers = pipeline, seed, device, workers
+        self._pipeline, self._seed, self._device, self._workers = pipeline, seed, device, workers
         self._on_error, self._timeout_s = on_error, timeout_s
-        self._memory: list[SharedMemory] = []
-        self._records: list[SharedMemory] = []
-        self._watch: StallMonitor | None = None
-        self._workers: list[_Worker] = []
-        self._pending: deque[_Pending] = deque()
-        self._submitted = 0
-        self._start()
+        self._pending: deque[_BatchInProcesses] = deque()
+        try:
+            self._pickled = pickle.dumps(pipeline)
+        except Exception as error:  # pickling a user's class may raise anything
+            raise LoaderConfigError(
+                f"decode=torch-process: {stage_name(pipeline)} cannot be sent to another process: {error}; "
+                "define it by name in a module, or use decode=torch"
+            ) from error
+        self._pool: ProcessPoolExecutor | None = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        self._monitor = StallMonitor(self._pipeline, self._workers, processes=True)
+        numbers = context.SimpleQueue()
+        for number in range(self._workers):
+            numbers.put(number)
+        given = (self._pickled, self._seed, numbers, self._monitor)
+        pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=given)
+        for _ in range(self._workers):  # each call starts a process, while none is idle
+            pool.submit(_decode, 0, [])
+        return pool
 
     @property
     def pending(self) -> int:
@@ -141,33 +107,26 @@ class ProcessDecoder:
 
     def submit(self, raw: RawBatch) -> None:
         """Start to decode a batch."""
-        if not self._workers:
-            self._start()
-        slot = self._submitted % LOOKAHEAD
-        self._submitted += 1
+        if self._pool is None:
+            self._pool = self._start()
         ids, rows = raw.ids.tolist(), read_rows(raw)
-        ends = np.cumsum([len(row.content) for row in rows]).tolist()
-        memory = self._records[slot].view(max(1, ends[-1]))
-        parts = []
-        for sample_id, row, end in zip(ids, rows, ends, strict=True):
-            begin = end - len(row.content)
-            memory[begin:end] = row.content
-            parts.append(Part(sample_id, row.label, begin, len(row.content), row.at, len(row.payload)))
-        busy = []
-        for worker, places in zip(self._workers, np.array_split(np.arange(len(raw)), self._num_workers), strict=True):
-            if len(places):
-                job = Job(slot, raw.epoch, parts[int(places[0]) : int(places[-1]) + 1])
-                try:
-                    worker.send(job)
-                except WorkerError:
-                    self.close()
-                    raise
-                busy.append(worker)
+        records = [
+            _RecordToDecode(sample_id, row.label, bytes(row.content), row.at, len(row.payload))
+            for sample_id, row in zip(ids, rows, strict=True)
+        ]
+        places = [each for each in np.array_split(np.arange(len(raw)), self._workers) if len(each)]
+        try:
+            parts = [
+                self._pool.submit(_decode, raw.epoch, records[int(each[0]) : int(each[-1]) + 1]) for each in places
+            ]
+        except BrokenProcessPool as error:
+            self.close(kill=True)
+            raise _worker_error() from error
         samples = ReceivedSamples(dict(zip(ids, rows, strict=True)))
         work = SampleProcessor(samples, self._pipeline, self._seed, workers=1, processes=False)
-        self._pending.append(_Pending(work, samples, ids, slot, busy))
+        self._pending.append(_BatchInProcesses(work, samples, ids, parts))
 
-    def collect(self) -> Outcome:
+    def collect(self) -> DecodedBatch:
         """Return the oldest batch; raise SampleError naming the sample that failed, or is late, or WorkerError."""
         oldest = self._pending.popleft()
         try:
@@ -183,60 +142,108 @@ class ProcessDecoder:
                 failed.append(Failed(sample_id, one.why))
             else:
                 loaded.append(Loaded(one.item, one.ns, StageTimes()))
-        # The tensors are copies: the items' memory is that of the next batch but one.
         return collate_batch(oldest.work, 0, oldest.samples, loaded, failed, self._device)
 
-    def _receive(self, batch: _Pending) -> list[Done]:
-        def late() -> None:
-            assert self._timeout_s is not None and self._watch is not None
-            if (found := self._watch.overdue(self._timeout_s)) is not None:
-                raise batch.work.timeout_error(found, f"worker {found.worker}")
-
-        return [one for worker in batch.busy for one in worker.receive(batch.slot, self._timeout_s, late)]
+    def _receive(self, batch: _BatchInProcesses) -> list[_DecodedSample]:
+        poll_s = None if self._timeout_s is None else self._timeout_s / _POLLS
+        while wait(batch.parts, poll_s).not_done:
+            assert self._timeout_s is not None
+            if (late := self._monitor.overdue(self._timeout_s)) is not None:
+                raise batch.work.timeout_error(late, f"worker {late.worker}")
+        try:
+            # From the processes that this one has started, over connections that only they have.
+            return [one for part in batch.parts for one in pickle.loads(part.result())]  # noqa: S301
+        except BrokenProcessPool as error:
+            raise _worker_error() from error
 
     def reset(self) -> None:
-        """Wait for the pending batches and drop them: processes take longer to start than a batch."""
+        """Drop the pending batches; what the processes have started of them, they end first."""
         while self._pending:
-            try:
-                self._receive(self._pending.popleft())
-            except LoaderError:
-                self.close(kill=True)
+            for part in self._pending.popleft().parts:
+                part.cancel()
 
     def interrupt(self) -> None:
         """End the processes, and so a `collect` that waits for them."""
-        for worker in list(self._workers):
-            worker.kill()
+        if self._pool is not None:
+            for process in list((self._pool._processes or {}).values()):  # no public way before Python 3.14
+                process.kill()
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes, at once if `kill`; the next batch submitted starts others."""
         self._pending.clear()
-        self._submitted = 0
-        for worker in self._workers:
-            worker.hang_up()
+        if self._pool is not None:
             if kill:
-                worker.kill()
-        while self._workers:
-            self._workers.pop().join()
-        self._watch = None
-        while self._memory:
-            self._memory.pop().close()
-        self._records = []
+                self.interrupt()
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
 
-    def _start(self) -> None:
+
+def _worker_error() -> WorkerError:
+    return WorkerError("a decoding process was killed, by lack of memory perhaps; use fewer (num_threads)")
+
+
+class _Pickler(pickle.Pickler):
+    """Sends tensors as arrays, which are copied once."""
+
+    def reducer_override(self, value: object) -> Any:
+        if type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype != torch.bfloat16:
+            return torch.from_numpy, (value.detach().contiguous().numpy(),)
+        return NotImplemented
+
+
+class _DecodingWorker(NamedTuple):
+    """What a process has from its start on."""
+
+    pipeline: Pipeline
+    seed: int
+    number: int
+    monitor: StallMonitor
+
+
+_worker: _DecodingWorker | None = None
+_refusal = ""
+"""Why this process can do nothing at all."""
+
+
+def _begin(pickled: bytes, seed: int, numbers: SimpleQueue[int], monitor: StallMonitor) -> None:
+    global _worker, _refusal  # noqa: PLW0603 - one worker a process
+    begin_worker()
+    torch.set_num_threads(1)
+    number = numbers.get()
+    # A callable may draw from the process's own generators, which start alike in every process.
+    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    random.seed(own)
+    np.random.seed(own)
+    torch.manual_seed(own)
+    try:
+        _worker = _DecodingWorker(pickle.loads(pickled), seed, number, monitor)  # noqa: S301
+    except Exception as error:  # noqa: BLE001 - the modules of a pipeline may raise anything
+        _refusal = f"the pipeline cannot be sent to another process: {type(error).__name__}: {error}"
+
+
+def _decode(epoch: int, records: Sequence[_RecordToDecode]) -> bytes:
+    """Run the pipeline over samples; return the pickled outcome of each."""
+    if _worker is None:
+        raise LoaderError(f"decode=torch-process: {_refusal}; use decode=torch, whose threads need no copy")
+    rows = {
+        each.sample_id: ReceivedSample(memoryview(each.content), each.label, each.file, each.size) for each in records
+    }
+    work = SampleProcessor(
+        ReceivedSamples(rows), _worker.pipeline, _worker.seed, workers=1, processes=False, monitor=_worker.monitor
+    )
+    done = []
+    for sample_id in rows:
         try:
-            pickled = pickle.dumps(self._pipeline)
-        except Exception as error:  # pickling a user's class may raise anything
-            raise LoaderConfigError(
-                f"decode=torch-process: {stage_name(self._pipeline)} cannot be sent to another process: {error}; "
-                "define it by name in a module, or use decode=torch"
-            ) from error
-        try:
-            watch, *self._records = self._memory = [SharedMemory() for _ in range(1 + LOOKAHEAD)]
-            size = self._num_workers * MONITOR_BYTES
-            self._watch = StallMonitor(self._pipeline, self._num_workers, processes=True, memory=watch.map(size))
-            for number in range(self._num_workers):
-                first = (pickled, self._seed, number, self._num_workers)
-                self._workers.append(_Worker(first, watch, self._records))
-        except BaseException:
-            self.close()
-            raise
+            loaded = work.load(_worker.number, epoch, sample_id)
+            done.append(_DecodedSample(loaded.item, loaded.ns, ""))
+        except SampleError as error:
+            done.append(_DecodedSample(None, 0, str(error)))
+    content = io.BytesIO()
+    try:
+        _Pickler(content, protocol=5).dump(done)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise LoaderError(
+            f"decode=torch-process: the items of the pipeline cannot be sent to another process: {error}; "
+            "use decode=torch, whose threads need no copy"
+        ) from error
+    return content.getvalue()

@@ -81,7 +81,7 @@ _Value = TypeVar("_Value")
 _MASK: Final = "mask/encoded"
 
 
-class Row:
+class ReceivedSample:
     """One sample: its record, which is read when something in it is asked for."""
 
     def __init__(self, content: memoryview, label: int, file: int, size: int) -> None:
@@ -178,7 +178,7 @@ def _spans(example: ExampleView, name: str) -> list[tuple[int, int]]:
 class _RowValues(Generic[_Value]):
     """One value of each row, by sample id; it is read when it is asked for."""
 
-    def __init__(self, rows: Mapping[int, Row], read: Callable[[Row], _Value]) -> None:
+    def __init__(self, rows: Mapping[int, ReceivedSample], read: Callable[[ReceivedSample], _Value]) -> None:
         self._rows, self._read = rows, read
 
     def __getitem__(self, sample_id: int) -> _Value:
@@ -190,7 +190,7 @@ class ReceivedSamples:
 
     on_disk = False
 
-    def __init__(self, rows: Mapping[int, Row]) -> None:
+    def __init__(self, rows: Mapping[int, ReceivedSample]) -> None:
         self.rows = rows
         self.paths = _RowValues(rows, lambda row: row.path)
         self.labels = _RowValues(rows, lambda row: row.label)
@@ -210,7 +210,7 @@ class ReceivedSamples:
 class _Columns(Mapping[str, "_RowValues[pa.Scalar]"]):
     """The columns that any of the samples has, by name."""
 
-    def __init__(self, rows: Mapping[int, Row]) -> None:
+    def __init__(self, rows: Mapping[int, ReceivedSample]) -> None:
         self._rows = rows
 
     @cached_property
@@ -233,7 +233,7 @@ class _Columns(Mapping[str, "_RowValues[pa.Scalar]"]):
         return len(self._names)
 
 
-def read_rows(raw: RawBatch) -> list[Row]:
+def read_rows(raw: RawBatch) -> list[ReceivedSample]:
     """Return the samples of a batch, in its order."""
     samples = zip(find_records(raw), raw.labels.tolist(), raw.sizes.tolist(), strict=True)
-    return [Row(record.content, label, record.file, size) for record, label, size in samples]
+    return [ReceivedSample(record.content, label, record.file, size) for record, label, size in samples]

@@ -12,7 +12,7 @@ import torch
 
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import Pipeline
-from loaders.records.decoding.decoder import Outcome, collate_batch
+from loaders.records.decoding.decoder import DecodedBatch, collate_batch
 from loaders.records.decoding.received import ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.options import OnError
@@ -24,10 +24,10 @@ _POLLS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _BatchInThreads:
     work: SampleProcessor
     samples: list[Future[Loaded]]
-    batch: Future[Outcome]
+    batch: Future[DecodedBatch]
 
 
 class TorchDecoder:
@@ -48,7 +48,7 @@ class TorchDecoder:
         self._pipeline, self._seed, self._device = pipeline, seed, device
         self._num_threads, self._on_error, self._timeout_s = workers, on_error, timeout_s
         self._threads: DaemonThreads | None = self._start()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[_BatchInThreads] = deque()
         self._interrupted: Future[None] = Future()
 
     def _start(self) -> DaemonThreads:
@@ -68,11 +68,11 @@ class TorchDecoder:
         work = SampleProcessor(samples, self._pipeline, self._seed, workers=self._num_threads, processes=False)
         jobs = [self._threads.submit(_load, work, raw.epoch, sample_id) for sample_id in ids]
         # Behind its samples in the pool's queue, so what it waits for is done, or under way in another thread.
-        self._pending.append(_Pending(work, jobs, self._threads.submit(self._join, work, samples, ids, jobs)))
+        self._pending.append(_BatchInThreads(work, jobs, self._threads.submit(self._join, work, samples, ids, jobs)))
 
     def _join(
         self, work: SampleProcessor, samples: ReceivedSamples, ids: Sequence[int], jobs: list[Future[Loaded]]
-    ) -> Outcome:
+    ) -> DecodedBatch:
         loaded, failed = [], []
         for sample_id, job in zip(ids, jobs, strict=True):
             try:
@@ -84,7 +84,7 @@ class TorchDecoder:
         jobs.clear()  # which hold every sample a second time, beside its batch
         return collate_batch(work, thread_number(), samples, loaded, failed, self._device)
 
-    def collect(self) -> Outcome:
+    def collect(self) -> DecodedBatch:
         """Return the oldest batch.
 
         Raises SampleError naming the sample that failed or is late, LoaderError when the loader is closed meanwhile.

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from loaders.errors import LoaderConfigError, ShardError
@@ -34,8 +33,6 @@ _SHORT: Final = (pa.float16(), pa.float32())
 _LEAVES: Final = {str(kind): kind for kind in (*_TEXT, *_BYTES, *_WHOLE, *_SHORT, pa.float64(), pa.bool_())}
 _DEEPEST: Final = 8
 """Lists in lists of a column."""
-_NUMBER_BYTES: Final = 10
-"""Most that a number takes, or what stands before a string."""
 _LIST, _NULL, _FEATURE = "list<", "null", "feature"
 
 
@@ -77,23 +74,6 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(_plain(kind.value_type))
     return kind
-
-
-def bound_value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many bytes the values and lengths of every row of a storable column take at most, shape (rows,)."""
-    ends = np.arange(len(column) + 1)
-    nbytes = np.full(len(column), _NUMBER_BYTES, np.int64)
-    while pa.types.is_list(column.type):
-        lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        ends = np.concatenate(([0], np.cumsum(lengths)))[ends]
-        nbytes += _NUMBER_BYTES * np.diff(ends)
-        column = column.flatten()
-    if column.type in (*_TEXT, *_BYTES):
-        from pyarrow.compute import binary_length  # which takes long to import, and only writing needs
-
-        lengths = binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-        nbytes += np.diff(np.concatenate(([0], np.cumsum(lengths)))[ends])
-    return nbytes
 
 
 def encode_row(columns: Mapping[str, pa.Array], row: int) -> dict[str, Feature]:

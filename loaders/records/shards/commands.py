@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
-
-from joulefeed.signals import Interrupted
 
 
 @contextmanager
@@ -56,7 +53,6 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The commands of a parser."""
 
 _MIB = 2**20
-_SHOWN = 4
 
 
 def add_commands(commands: Commands) -> None:
@@ -74,12 +70,6 @@ def add_commands(commands: Commands) -> None:
 
     index = commands.add_parser("index", help="make a folder of TFRecord files that others wrote a shard folder")
     index.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of TFRecord files")
-    index.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="shard folder to make of links to the files, where --root cannot be written",
-    )
     index.add_argument("--payload-feature", metavar="NAME", help="feature of the sample's bytes (default: a usual one)")
     index.add_argument(
         "--label-feature", metavar="NAME", help="feature of its label (default: a usual one, or -1); '' for -1"
@@ -97,15 +87,13 @@ def add_commands(commands: Commands) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    from loaders.errors import LoaderConfigError
     from loaders.records.shards.convert import convert, hash_files, image_tree
     from loaders.records.shards.index import MANIFEST, read_key
     from loaders.records.shards.output import OutputError, output_errors
+    from loaders.shared.options import check_whole
 
-    if arguments.shard_mib < 1:
-        raise LoaderConfigError(f"--shard-mib {arguments.shard_mib}: expected 1 or more")
-    if arguments.seed < 0:
-        raise LoaderConfigError(f"--seed {arguments.seed}: expected 0 or more")
+    check_whole("--shard-mib", arguments.shard_mib, 1)
+    check_whole("--seed", arguments.seed, 0)
     began = time.monotonic()
     root, out = arguments.source.absolute(), arguments.out.resolve()
     if out.is_relative_to(root.resolve()) or root.resolve().is_relative_to(out):
@@ -119,46 +107,33 @@ def _convert(arguments: argparse.Namespace) -> None:
                 f"{out}: it holds shards of other files, of these before they changed, or damaged ones; choose another "
                 "folder or --replace"
             )
-        try:
-            with progress_bar("converting") as progress:
-                convert(
-                    samples,
-                    out,
-                    key=key,
-                    seed=arguments.seed,
-                    shard_bytes=arguments.shard_mib * _MIB,
-                    workers=arguments.workers,
-                    progress=progress,
-                )
-        except Interrupted as stop:
-            raise Interrupted(stop.signum, "run the same command again: it goes on with the whole shards") from stop
+        with progress_bar("converting") as progress:
+            convert(
+                samples,
+                out,
+                key=key,
+                seed=arguments.seed,
+                shard_bytes=arguments.shard_mib * _MIB,
+                workers=arguments.workers,
+                progress=progress,
+            )
     _say(f"{arguments.out}: {len(samples)} samples, {time.monotonic() - began:.1f} s")
 
 
 def _index(arguments: argparse.Namespace) -> None:
-    from loaders.records.shards.index import list_shards
     from loaders.records.shards.indexer import Features, index_folder
     from loaders.records.shards.output import output_errors
 
     features = Features(arguments.payload_feature, arguments.label_feature, arguments.id_feature)
-    root, out = arguments.root.absolute(), arguments.out and arguments.out.absolute()
-    with (
-        progress_bar("indexing") as progress,
-        output_errors(out or root, "choose a folder that can be written with --out"),
-    ):
+    root = arguments.root.absolute()
+    with progress_bar("indexing") as progress, output_errors(root, "copy or link the files into one that can be"):
         shards, samples = index_folder(
-            root, features, out=out, pattern=arguments.pattern, workers=arguments.workers, progress=progress
+            root, features, pattern=arguments.pattern, workers=arguments.workers, progress=progress
         )
-    folder = arguments.out or arguments.root
     _say(
-        f"{folder}: {samples} samples in {shards} shards; batches are runs of neighbours: if records of one class lie "
-        "together, give the loader a shuffle_window"
+        f"{arguments.root}: {samples} samples in {shards} shards; batches are runs of neighbours: if records of one "
+        "class lie together, give the loader a shuffle_window"
     )
-    behind = {path.resolve().parent for path in list_shards(folder)} - {folder.resolve()}
-    if behind:
-        serve = " ".join(f"--links-into {shlex.quote(str(path))}" for path in sorted(behind)[:_SHOWN])
-        more = f", and {len(behind) - _SHOWN} more folders" if len(behind) > _SHOWN else ""
-        _say(f"its shards are links: serve --root {shlex.quote(str(folder))} {serve}{more}")
 
 
 def _say(text: str) -> None:

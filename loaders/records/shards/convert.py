@@ -16,17 +16,11 @@ import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError, ShardError
 from loaders.records.shards.example import Feature, encode_head
-from loaders.records.shards.index import (
-    MANIFEST,
-    RECORD,
-    load_index,
-    read_key,
-    save_index,
-    save_manifest,
-    write_atomically,
-)
-from loaders.records.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
+from loaders.records.shards.index import MANIFEST, RECORD, read_key, save_index, save_manifest, write_atomically
+from loaders.records.shards.output import OutputError, exclusive_lock
 from loaders.records.shards.tfrecord import HEADER_BYTES, write_record
+from loaders.records.workers import MAX_WORKERS, run_tasks
+from loaders.shared.options import check_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,19 +28,15 @@ if TYPE_CHECKING:
     from loaders.base import Samples
 
 SHARD_BYTES: Final = 64 * 2**20
-"""Bytes of a shard at most, if no single sample is larger."""
+"""About the bytes of a shard, if no single sample is larger."""
 IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png")
 """Suffixes of the images of a tree."""
 
 _AUDIO: Final = (".wav", ".flac", ".ogg", ".opus", ".mp3")
 _OTHERS: Final = (".npy", ".nii.gz", ".nii", ".npz")
 """Suffixes of files that are neither images nor recordings."""
-_PLAN: Final = "plan"
-"""The file of a work folder that says which conversion its shards are of."""
-_OVERHEAD_BYTES: Final = 180
-"""More than a record, an Example and its id and label take beside names and values."""
-_FEATURE_BYTES: Final = 32
-"""More than a feature takes beside its name and values."""
+_OVERHEAD_BYTES: Final = 256
+"""About what a record takes beside its file and path."""
 
 
 class _Names(NamedTuple):
@@ -122,8 +112,7 @@ def convert(
 
     A record has the sample's file, its row of the dataset's columns, and the further files of columns whose names end
     in `_path` (`loaders.records.shards.columns`). A folder with this key stays as it is, and shards under another key
-    are replaced. The folder appears whole or not at all, and readers of an older one keep their open files. A
-    conversion that was killed goes on with its whole shards.
+    are replaced. The folder appears whole or not at all, and readers of an older one keep their open files.
 
     Raises SampleError naming the sample that cannot be read or has changed, OSError when `out` cannot be written,
     OutputError when something else is there or another process converts to it, WorkerError when a process was killed,
@@ -134,15 +123,14 @@ def convert(
         out: The shard folder.
         key: Stored with the shards: what they were made of.
         seed: Of the order of the samples (default: 0).
-        shard_bytes: Bytes of a shard at most, if no single sample is larger (default: 64 MiB).
+        shard_bytes: About the bytes of a shard, if no single sample is larger (default: 64 MiB).
         workers: Processes (default: 1).
         progress: Called with (samples done, samples in all) (default: not called).
     """
-    check_workers(workers)
+    check_whole("workers", workers, 1, MAX_WORKERS)
+    check_whole("shard_bytes", shard_bytes, 1)
     if not len(samples):
         raise LoaderConfigError(f"nothing to convert: {samples.root} has no samples")
-    if shard_bytes < 1:
-        raise LoaderConfigError(f"shard_bytes={shard_bytes}: expected 1 or more")
     if read_key(out) == key:
         return out
     _check_replaceable(out)
@@ -150,15 +138,14 @@ def convert(
     tasks = _plan(samples, work, seed, shard_bytes)
     out.parent.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(out.with_name(f".{out.name}.convert.lock"), out):
+        shutil.rmtree(work, ignore_errors=True)  # of one that was killed
         try:
-            left = _prepare(work, f"{key}\n{seed}\n{shard_bytes}\n", tasks)
-            _write(left, len(samples), workers, progress)
+            work.mkdir()
+            _write(tasks, len(samples), workers, progress)
             save_manifest(work, key=key, seed=seed, shards=[task.out for task in tasks])
-            (work / _PLAN).unlink()
             _put_in_place(work, out)
         except BaseException:
-            if not any(work.glob("*.index.npy")):
-                shutil.rmtree(work, ignore_errors=True)
+            shutil.rmtree(work, ignore_errors=True)
             raise
     return out
 
@@ -204,15 +191,16 @@ def _check_replaceable(out: Path) -> None:
 
 
 def _plan(samples: Samples, folder: Path, seed: int, shard_bytes: int) -> list[_ShardTask]:
-    """Divide the samples, shuffled by `seed`, into shards of at most `shard_bytes`, or of one sample each."""
+    """Divide the samples, shuffled by `seed`, into shards of about `shard_bytes`, or of one sample each."""
     from loaders.records.shards.columns import to_storable  # with Arrow, which Samples has anyway
 
     samples = replace(samples, columns=to_storable(samples.columns))
     names = _names_of(samples.paths[0])
     order = np.random.default_rng(seed).permutation(len(samples)).tolist()
+    record_bytes = samples.sizes + np.array([len(os.fsencode(path)) for path in samples.paths]) + _OVERHEAD_BYTES
     return [
         _ShardTask(folder / f"shard-{number:05d}.tfrecord", tuple(ids), _take(samples, ids), names)
-        for number, ids in enumerate(_divide(order, _bound_record_bytes(samples, names), shard_bytes))
+        for number, ids in enumerate(_divide(order, record_bytes, shard_bytes))
     ]
 
 
@@ -235,19 +223,6 @@ def _names_of(path: str) -> _Names:
     return _Names("image/encoded", "image/class/label", "image/path")
 
 
-def _bound_record_bytes(samples: Samples, names: _Names) -> npt.NDArray[np.int64]:
-    """Return how many bytes each sample's record has at most, shape (samples,)."""
-    from loaders.records.shards.columns import bound_value_bytes
-
-    paths = np.array([len(os.fsencode(path)) for path in samples.paths], np.int64)
-    nbytes = samples.sizes + paths + (_OVERHEAD_BYTES + len(names.label) + len(names.path))
-    for name, column in samples.columns.items():
-        # Its name stands in the list of columns, at its values, its lengths and its file.
-        nbytes = nbytes + (4 + str(column.type).count("<")) * (_FEATURE_BYTES + len(name.encode()))
-        nbytes = nbytes + bound_value_bytes(column)
-    return nbytes
-
-
 def _divide(order: list[int], record_bytes: npt.NDArray[np.int64], shard_bytes: int) -> Iterator[list[int]]:
     ids: list[int] = []
     total = 0
@@ -261,32 +236,9 @@ def _divide(order: list[int], record_bytes: npt.NDArray[np.int64], shard_bytes: 
     yield ids
 
 
-def _prepare(work: Path, plan: str, tasks: list[_ShardTask]) -> list[_ShardTask]:
-    """Make the work folder, or take that of a killed conversion over; return the tasks whose shards are not whole."""
-    stored = work / _PLAN
-    if not stored.is_file() or stored.read_text() != plan:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        with write_atomically(stored) as file:
-            file.write(plan.encode())
-    for partial_file in work.glob(".*.tmp"):
-        partial_file.unlink()
-    return [task for task in tasks if not _is_whole(task)]
-
-
-def _is_whole(task: _ShardTask) -> bool:
-    # The index is written last, and both reached the disk before they got their names.
-    try:
-        return tuple(load_index(task.out).records["id"].tolist()) == task.ids
-    except ShardError:
-        return False
-
-
 def _write(tasks: list[_ShardTask], total: int, workers: int, progress: Callable[[int, int], None] | None) -> None:
-    done = total - sum(len(task.ids) for task in tasks)
+    done = 0
     show = progress or (lambda done, total: None)
-    if done:
-        show(done, total)
     if workers == 1:
         for task in tasks:
             before = done
@@ -298,7 +250,7 @@ def _write(tasks: list[_ShardTask], total: int, workers: int, progress: Callable
 
 
 def _write_shard(task: _ShardTask, progress: Callable[[int], None] | None = None) -> int:
-    """Write a shard and then its index, each whole or not at all; return the number of its samples."""
+    """Write a shard and its index; return the number of its samples."""
     records: list[tuple[int, int, int, int, int, int, int]] = []
     offset = 0
     labels = task.samples.labels.tolist()

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import ShardError
-from loaders.pipeline.npy import load_npy
+from loaders.records.npy import load_npy
 
 RECORD = np.dtype(
     [

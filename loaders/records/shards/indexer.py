@@ -16,8 +16,9 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError, ShardError
 from loaders.records.shards.example import ExampleView
 from loaders.records.shards.index import MANIFEST, RECORD, index_path, read_checksums, save_index, save_manifest
-from loaders.records.shards.output import OutputError, exclusive_lock, run_tasks
+from loaders.records.shards.output import exclusive_lock
 from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
+from loaders.records.workers import run_tasks
 
 PATTERNS = ("*.tfrecord", "*.tfrecords", "*.tfrec", "*.tfrecord-*", "*-of-*")
 """Names of TFRecord files."""
@@ -40,7 +41,7 @@ class Features:
     """None: `id` where it is there, else the samples are numbered in the order of files; empty: numbered."""
 
 
-class _Found(NamedTuple):
+class _UsedFeatures(NamedTuple):
     """The features in which a record's payload, label and id were found, None where there is none."""
 
     payload: str
@@ -53,7 +54,7 @@ class _Derived(NamedTuple):
 
     records: npt.NDArray[np.void]
     """Dtype RECORD, shape (number of records,)."""
-    found: _Found | None
+    found: _UsedFeatures | None
     """None without records."""
 
 
@@ -61,39 +62,24 @@ def index_folder(
     root: Path,
     features: Features | None = None,
     *,
-    out: Path | None = None,
     pattern: str | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[int, int]:
     """Make a folder of TFRecord files a shard folder; return the numbers of shards and of samples.
 
-    Every checksum is checked on the way. Files without records are left out. Where `root` cannot be written, `out` is
-    made the shard folder, of links to the files. `progress` is called with (files done, files in all).
+    Every checksum is checked on the way. Files without records are left out. `progress` is called with (files done,
+    files in all).
 
     Raises ShardError naming the file and byte that is damaged, or the feature that is not there or not the same in all
     records, in which case nothing was written; OSError when the folder cannot be written, OutputError when another
-    process indexes it or a link's name is taken.
+    process indexes it.
     """
     shards = _list_shards(root, pattern)
-    folder = root if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(folder / ".index.lock", folder):
-        for left in (*folder.glob(".*.index.npy.*.tmp"), *folder.glob(f".{MANIFEST}.*.tmp")):
+    with exclusive_lock(root / ".index.lock", root):
+        for left in (*root.glob(".*.index.npy.*.tmp"), *root.glob(f".{MANIFEST}.*.tmp")):
             left.unlink()  # by one that was killed
-        if out is not None:
-            shards = [_link(shard, out) for shard in shards]
-        return _index_all(folder, shards, features or Features(), workers, progress)
-
-
-def _link(shard: Path, out: Path) -> Path:
-    link = out / shard.name
-    if link.exists() and not link.samefile(shard):
-        raise OutputError(f"{link}: another file is there; choose another folder with --out")
-    if not link.exists():
-        link.unlink(missing_ok=True)  # it leads nowhere
-        link.symlink_to(shard.resolve())
-    return link
+        return _index_all(root, shards, features or Features(), workers, progress)
 
 
 def _index_all(
@@ -105,7 +91,7 @@ def _index_all(
         if progress is not None:
             progress(len(results), len(shards))
     derived: dict[Path, npt.NDArray[np.void]] = {}
-    first: _Found | None = None
+    first: _UsedFeatures | None = None
     samples = 0
     for place, shard in enumerate(shards):
         records, found = results[place]
@@ -159,7 +145,7 @@ def _derive(shard: Path, features: Features) -> _Derived:
     """Return a shard's index from its records alone; raises ShardError naming the record that cannot be indexed."""
     rows: list[tuple[int, int, int, int, int, int, int]] = []
     offset = 0
-    first: _Found | None = None
+    first: _UsedFeatures | None = None
     for payload in read_records(shard):
         where = f"{shard} at byte {offset}"
         size = HEADER_BYTES + len(payload) + FOOTER_BYTES
@@ -170,7 +156,7 @@ def _derive(shard: Path, features: Features) -> _Derived:
             id_name, sample_id = _find_number(example, "id", features.id, ("id",))
         except ShardError as error:
             raise ShardError(f"{where}: {error}") from error
-        found = _Found(payload_name, label_name, id_name)
+        found = _UsedFeatures(payload_name, label_name, id_name)
         first = first or found
         _check_same(first, found, where)
         rows.append((offset, size, HEADER_BYTES + at, payload_size, label, sample_id, 0))
@@ -214,9 +200,9 @@ def _find_number(example: ExampleView, what: str, name: str | None, usual: Seque
     )
 
 
-def _check_same(first: _Found, other: _Found, where: str) -> None:
+def _check_same(first: _UsedFeatures, other: _UsedFeatures, where: str) -> None:
     """Raise ShardError, which starts with `where`, unless two records have all three in the same features."""
-    for what, before, now in zip(_Found._fields, first, other, strict=True):
+    for what, before, now in zip(_UsedFeatures._fields, first, other, strict=True):
         if before != now:
             raise ShardError(
                 f"{where}: its {what} is in {_describe(now)}, in the records before it in {_describe(before)}; choose "

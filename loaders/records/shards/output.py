@@ -1,22 +1,15 @@
-"""Work on folders of shards: by one process at a time or by several, with errors that say what to do."""
+"""Work on folders of shards: by one process at a time, with errors that say what to do."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import multiprocessing
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from typing import TypeVar
 
-from loaders.errors import LoaderConfigError, LoaderError, WorkerError
+from loaders.errors import LoaderError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -27,13 +20,13 @@ class OutputError(LoaderError):
 
 @contextmanager
 def output_errors(out: Path, remedy: str = "choose a folder that can be written") -> Iterator[None]:
-    """Turn an OSError of the block into a OutputError that names the file and the remedy."""
+    """Turn an OSError of the block into an OutputError that names the file and the remedy."""
     try:
         yield
     except OSError as error:
         where = error.filename or out
         if error.errno in _FULL:
-            message = "the disk is full; make room, then run the same command again: it goes on with the whole shards"
+            message = "the disk is full; make room, then run the same command again"
         else:
             message = f"{error.strerror or error}; {remedy}"
         raise OutputError(f"{where}: {message}") from error
@@ -70,68 +63,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-MAX_WORKERS = 256
-_AHEAD = 2
-"""Tasks handed over per process, so that none waits for its next."""
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
-
-
-def check_workers(workers: int) -> None:
-    """Raise LoaderConfigError unless so many processes may be started."""
-    if not 1 <= workers <= MAX_WORKERS:
-        raise LoaderConfigError(f"workers={workers}: expected 1 to {MAX_WORKERS}")
-
-
-def run_tasks(work: Callable[[_Task], _Result], tasks: Sequence[_Task], workers: int) -> Iterator[tuple[int, _Result]]:
-    """Yield the place and the result of every task as it is done; `work` is a function of a module.
-
-    With one worker the tasks are done here, in order. After an error no further task starts, those under way are
-    waited for, and the error is raised. Raises WorkerError when a process was killed.
-    """
-    check_workers(workers)
-    if workers == 1 or len(tasks) <= 1:
-        for place, task in enumerate(tasks):
-            yield place, work(task)
-        return
-    # Forking would copy threads' locks, such as a progress bar's.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context, initializer=_begin)
-    try:
-        yield from _done(pool, work, tasks, _AHEAD * workers)
-    except BrokenProcessPool as error:
-        raise WorkerError("a worker process was killed, by lack of memory perhaps; try fewer workers") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _done(
-    pool: ProcessPoolExecutor, work: Callable[[_Task], _Result], tasks: Sequence[_Task], ahead: int
-) -> Iterator[tuple[int, _Result]]:
-    under_way: dict[Future[_Result], int] = {}
-    following = iter(enumerate(tasks))
-    while True:
-        for place, task in following:
-            under_way[pool.submit(work, task)] = place
-            if len(under_way) >= ahead:
-                break
-        if not under_way:
-            return
-        for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-            yield under_way.pop(future), future.result()
-
-
-def _begin() -> None:
-    """Leave Ctrl-C to the parent, and end with it however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait_for([parent.sentinel])
-    os._exit(1)

@@ -27,13 +27,7 @@ class DaemonCounters:
     dropped: int = 0
     """Requests of clients that are gone, or that ask on and on without reading; they get no answer."""
     full: int = 0
-    """Times that the limit of connections was reached."""
-    idle: int = 0
-    """Connections that were closed because they were silent while others found no room."""
-    paused: int = 0
-    """Times that a connection was paused because it had sent more than was read."""
-    shed: int = 0
-    """Connections that were closed because memory was full."""
+    """Connections that were closed at once because there were as many as there may be."""
 
 
 Log: TypeAlias = Callable[..., None]

@@ -15,21 +15,20 @@ from dataclasses import asdict
 import zmq
 
 from joulefeed.closing import Closing
+from joulefeed.signals import signals_noted
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
-from loaders.streaming.daemon.listener import Listener, limit_connections
-from loaders.streaming.daemon.memory import MemoryBound, read_anonymous_bytes, read_resident_bytes
+from loaders.streaming.daemon.listener import ListeningSocket, limit_connections
 from loaders.streaming.daemon.request_handler import RequestHandler
 from loaders.streaming.daemon.send_budget import SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import ShardStore
-from loaders.streaming.daemon.supervisor import StopSignals
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.timestamps import EpochMarks, TimestampLogger
 
 _AT_ONCE = 64
 """Requests that are read before anything else has its turn."""
-_IDLE_MS, _LOOK_S = 25, 0.005
-"""How often memory is checked without and with traffic; a peer on loopback can send 2 MB in 1 ms."""
+_SIGNAL_MS = 100
+"""How often a daemon without traffic looks for a signal."""
 _FLUSH_S = 1.0
 """How often events are written."""
 _LINGER_MS = 5_000
@@ -43,7 +42,7 @@ class Daemon(Closing):
         self,
         store: ShardStore,
         host: str,
-        listener: Listener,
+        listener: ListeningSocket,
         *,
         log: Log,
         threads: int = 1,
@@ -77,10 +76,12 @@ class Daemon(Closing):
         self._store = store
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
-        self._socket = ServerSocket(host, listener, threads=threads, keys=keys, no_auth=no_auth)
+        self._socket = ServerSocket(
+            host, listener, threads=threads, max_connections=self.max_connections, keys=keys, no_auth=no_auth
+        )
         self.endpoint = self._socket.endpoint
         """The address for clients, such as tcp://10.77.0.1:41234."""
-        self.congestion = self._socket.congestion
+        self.congestion = listener.congestion
         """TCP's congestion control of the connections."""
         self._budget = SendBudget(high_water_mark)
         self._requests = RequestHandler(
@@ -94,22 +95,20 @@ class Daemon(Closing):
             log=log,
         )
         self._closed = False
-        self._started = time.monotonic()
-        self._flushed = self._looked = self._started
+        self._started = self._flushed = time.monotonic()
         # pyzmq opens what it frees messages with, and imports it, at the first one that is not copied.
         zmq.Frame(b"", copy=False)
-        self._full = False
-        self._memory = MemoryBound(self._socket, self._budget, self.counters, log)
 
     def serve(self, *, until_eof: int | None = None) -> str:
-        """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end; return which."""
-        with StopSignals() as stop:
-            poller = self._poller(stop, until_eof)
-            has_more = False
-            while True:
-                ready = dict(poller.poll(0 if has_more else _IDLE_MS))
-                if stop.descriptor in ready:
-                    return "signal"
+        """Answer requests until a signal, or until the descriptor `until_eof` is at its end; return which."""
+        poller = zmq.Poller()
+        for each in (self._socket.socket, self._socket.monitor, self._budget.wake, until_eof):
+            if each is not None:
+                poller.register(each, zmq.POLLIN)
+        has_more = False
+        with signals_noted() as stop:
+            while stop.number is None:
+                ready = dict(poller.poll(0 if has_more else _SIGNAL_MS))
                 if until_eof in ready and not os.read(until_eof, 4096):  # type: ignore[arg-type]
                     return "standard input ended"
                 if self._budget.wake in ready:
@@ -119,87 +118,50 @@ class Daemon(Closing):
                     self._read_requests()
                 has_more = self._answer_waiting()
                 if self._socket.monitor in ready:
-                    self._bound_connections()
-                if self._look():
-                    poller = self._poller(stop, until_eof)
-
-    def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
-        poller = zmq.Poller()
-        for descriptor in (stop.descriptor, self._budget.wake, until_eof):
-            if descriptor is not None:
-                poller.register(descriptor, zmq.POLLIN)
-        for socket in (self._socket.socket, self._socket.monitor):
-            poller.register(socket, zmq.POLLIN)
-        return poller
+                    self._count_connections()
+                self._flush_events()
+        return "signal"
 
     def _read_requests(self) -> None:
-        """Take arrived requests, a bounded number so that a stop and full memory are seen under load too."""
-        end = time.monotonic() + _LOOK_S
+        """Take arrived requests, a bounded number so that a stop is seen under load too."""
         for _ in range(_AT_ONCE):
             message = self._socket.receive()
             if message is None:
                 return
             self._requests.take(*message)
-            if time.monotonic() > end:
-                return
 
     def _answer_waiting(self) -> bool:
-        """Answer a bounded number of requests that waited for room; return whether more may have room."""
-        end = time.monotonic() + _LOOK_S
-        for _ in range(_AT_ONCE):
-            taken = self._budget.take()
-            for name, request in taken:
-                self._requests.answer(name, request)
-            if not taken:
-                return False
-            if time.monotonic() > end:
-                break
-        return True
+        """Answer the oldest waiting request of every client with room; return whether there was one."""
+        taken = self._budget.take()
+        for name, request in taken:
+            self._requests.answer(name, request)
+        return bool(taken)
 
     def report(self) -> dict[str, object]:
-        """Return the daemon's health: seconds since its start, open connections, memory, and its counters."""
-        self._socket.count()
+        """Return the daemon's health: seconds since its start, open connections, and its counters."""
+        self._count_connections()
         return {
             "uptime_s": round(time.monotonic() - self._started, 3),
-            "clients": len(self._socket.connections),
+            "clients": self._socket.connections,
             "max_clients": self.max_connections,
             "congestion": self.congestion,
             "is_shuffled": self._store.is_shuffled,
             "rejected": self._socket.rejected,
-            "rss_bytes": read_resident_bytes(),
-            "anonymous_bytes": read_anonymous_bytes(),
             "waiting": self._budget.waiting,
             **asdict(self.counters),
         }
 
-    def _bound_connections(self) -> None:
-        """Count connections; take no more at the limit, and more again once an eighth of them is gone."""
-        self._socket.count()
-        connections, limit = len(self._socket.connections), self.max_connections
-        full = connections >= (limit - limit // 8 if self._full else limit)
-        if full != self._full:
-            self._full = full
-            self._socket.refuse(full)
-            if full:
-                self.counters.full += 1
-                if is_logged(self.counters.full):
-                    self._log("full", count=self.counters.full, connections=connections, limit=limit)
+    def _count_connections(self) -> None:
+        refused = self._socket.count()
+        before, self.counters.full = self.counters.full, self.counters.full + refused
+        if any(is_logged(number) for number in range(before + 1, self.counters.full + 1)):
+            self._log("full", count=self.counters.full, limit=self.max_connections)
 
-    def _look(self) -> bool:
-        """Check memory, connections and events now and then; return whether the sockets are new ones."""
+    def _flush_events(self) -> None:
         now = time.monotonic()
         if self._events is not None and now - self._flushed > _FLUSH_S:
             self._flushed = now
             self._events.flush()
-        if now - self._looked < _LOOK_S:
-            return False
-        self._looked = now
-        if self._full:
-            self._memory.close_idle()
-        is_new = self._memory.look()
-        if is_new:
-            self._bound_connections()
-        return is_new
 
     def close(self) -> None:
         """Take nothing more, finish the answers under way within a few seconds, and close every connection."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
 import socket
-import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,39 +13,6 @@ from pathlib import Path
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.daemon.authentication import is_loopback
 from loaders.streaming.daemon.counters import log
-
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
-
-
-def _make_filter(length: int) -> tuple[ctypes.Array[ctypes.c_char], bytes]:
-    """Return a socket filter (socket(7), linux/filter.h) that keeps so many bytes of any packet."""
-    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, length), 8)
-    return program, struct.pack("@HP", 1, ctypes.addressof(program))
-
-
-_NO_PACKET, _NO_DATA = _make_filter(0), _make_filter(1)
-"""The kernel keeps at least TCP's header of a packet that is not dropped (tcp_filter), with its acknowledgement."""
-
-
-def refuse_connections(listening: socket.socket, refuses: bool) -> None:
-    """Drop the packets that would make a further connection, or take them again; the other TCP tries again."""
-    _filter(listening, _NO_PACKET[1] if refuses else None)
-
-
-def refuse_data(connection: socket.socket, refuses: bool) -> None:
-    """Drop received data, or take it again: the other TCP sends it once more. Sending goes on."""
-    _filter(connection, _NO_DATA[1] if refuses else None)
-
-
-def _filter(at: socket.socket, program: bytes | None) -> None:
-    if program is not None:
-        at.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
-        return
-    try:
-        at.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-    except FileNotFoundError:
-        return  # there was none
-
 
 _TUNED = Path("/proc/sys/net/ipv4/tcp_wmem")
 _MAX_SEND_BUFFER = Path("/proc/sys/net/core/wmem_max")
@@ -97,7 +62,7 @@ _BACKLOG = 128
 _MAX_CONNECTIONS = 4_096
 """Connections at a time, however many descriptors there are; each takes 40 kB of memory."""
 _RECEIVE_BYTES = 128 * 2**10
-"""Buffer for requests, which are small: what the kernel has of a connection that was paused is read in full."""
+"""Buffer for requests, which are small."""
 _MIN_CONNECTIONS = 8
 _ENDING_S = 2.0
 """How long a port is waited for that is in use."""
@@ -111,7 +76,7 @@ _AVAILABLE_CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_contro
 _ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
-class Listener:
+class ListeningSocket:
     """Listens at one address until it is closed; ZeroMQ accepts the connections through a descriptor of its own."""
 
     def __init__(self, host: str, port: int, *, send_buffer: int | None = None, congestion: str | None = None) -> None:
@@ -159,13 +124,6 @@ class Listener:
     def descriptor(self) -> int:
         """Return a new descriptor of the listening socket, which the caller closes."""
         return os.dup(self._socket.fileno())
-
-    def refuse(self, refuses: bool) -> None:
-        """Drop the packets that would make a further connection, or take them again.
-
-        The other side's TCP tries again by itself, so that a client is let in as soon as there is room.
-        """
-        refuse_connections(self._socket, refuses)
 
     def close(self) -> None:
         """Stop to listen, once ZeroMQ has closed its descriptor too; may be called twice."""

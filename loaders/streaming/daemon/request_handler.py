@@ -45,7 +45,7 @@ _FIRST_FRAME = zmq.SNDMORE | zmq.NOBLOCK
 
 
 @dataclass(slots=True)
-class _Batch:
+class _BatchAnswer:
     """An answer on its way to a client."""
 
     name: Name
@@ -80,7 +80,7 @@ class RequestHandler:
         self._zeros = memoryview(bytes(MAX_PADDING))
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
         self._serializers = ThreadPoolExecutor(serializers, "streaming-serializer") if serializers else None
-        self._loaded: deque[_Batch] = deque()
+        self._loaded: deque[_BatchAnswer] = deque()
 
     def send_loaded(self) -> None:
         """Send the batches that were read from disk since."""
@@ -94,17 +94,18 @@ class RequestHandler:
             self._count_malformed(f"a request of {len(frames)} frames, expected 1")
         elif self._budget.has_room(name):
             self.answer(name, frames[0])
-        elif (greedy := self._budget.wait(name, frames[0])) is not None:
-            # No client of ours asks for so much; it connects again, and asks again.
-            self._counters.dropped += self._budget.forget(greedy)
-            self._counters.shed += 1
-            if (connection := self._socket.connections.get(greedy)) is not None:
-                connection.close()
+        elif not self._budget.wait(name, frames[0]):
+            self._count_dropped(1)
 
     def _count_malformed(self, reason: str) -> None:
         self._counters.malformed += 1
         if is_logged(self._counters.malformed):
             self._log("malformed", count=self._counters.malformed, reason=reason)
+
+    def _count_dropped(self, count: int) -> None:
+        before, self._counters.dropped = self._counters.dropped, self._counters.dropped + count
+        if any(is_logged(number) for number in range(before + 1, self._counters.dropped + 1)):
+            self._log("dropped", count=self._counters.dropped, reason="its client is gone, or asks without reading")
 
     def answer(self, name: Name, data: Buffer) -> None:
         """Answer a request now."""
@@ -138,7 +139,7 @@ class RequestHandler:
         is_copied = (is_small or get.wire == "msgpack") and answer.nbytes <= _MAX_COPIED_BYTES
         owned = overhead + (answer.nbytes if is_copied else 0)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)
-        batch = _Batch(name, get, answer, reservation, is_copied)
+        batch = _BatchAnswer(name, get, answer, reservation, is_copied)
         if self._serializers is not None and get.wire == "msgpack":
             self._serializers.submit(self._load, batch)
         elif answer.is_resident() and not get.check:
@@ -147,7 +148,7 @@ class RequestHandler:
             self._counters.from_disk += 1
             self._disk.submit(self._load, batch)
 
-    def _load(self, batch: _Batch) -> None:
+    def _load(self, batch: _BatchAnswer) -> None:
         """Wait for the disk, and serialise; runs in a thread of its own."""
         try:
             batch.answer.load()
@@ -160,7 +161,7 @@ class RequestHandler:
         self._loaded.append(batch)
         os.eventfd_write(self._budget.wake, 1)
 
-    def _send_batch(self, batch: _Batch) -> None:
+    def _send_batch(self, batch: _BatchAnswer) -> None:
         name, get, answer = batch.name, batch.get, batch.answer
         if batch.failure:
             self._log("unreadable", batch=get.batch, epoch=get.epoch, reason=batch.failure)
@@ -206,7 +207,7 @@ class RequestHandler:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            self._counters.dropped += 1 + self._budget.forget(name)
+            self._count_dropped(1 + self._budget.forget(name))
             return False
         if header is not None:
             socket.send(header, zmq.SNDMORE)

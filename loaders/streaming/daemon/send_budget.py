@@ -23,9 +23,8 @@ _MAX_OWNED_BYTES = 64 * 2**20
 """Requests wait while answers of all clients own so many bytes that are no views of shards."""
 _MAX_OWNED_OF_CLIENT = 16 * 2**20
 """The same for one client, where a number of messages is its limit."""
-_MAX_WAITING_BYTES = 64 * 2**20
-"""Bytes of waiting requests of all clients together; each counts for _REQUEST_BYTES more."""
-_REQUEST_BYTES = 256
+_MAX_WAITING = 8192
+"""Requests of one client that may wait; a loader has far fewer under way."""
 
 Name: TypeAlias = bytes
 """The socket's name for a connection."""
@@ -58,7 +57,6 @@ class _Client:
     answers: int = 0
     nbytes: int = 0
     owned: int = 0
-    waiting_bytes: int = 0
     waiting: deque[Buffer] = field(default_factory=deque)
 
 
@@ -74,8 +72,6 @@ class SendBudget:
         """Bytes of answers under way that are no views of shards."""
         self._clients: dict[Name, _Client] = {}
         self._waiting: dict[Name, None] = {}
-        self.waiting_bytes = 0
-        """Bytes of waiting requests."""
         self._returned: deque[tuple[Name, int, int]] = deque()
         self._closed = False
 
@@ -104,25 +100,14 @@ class SendBudget:
             return client.nbytes < _SHARE_BYTES
         return client.answers < self._high_water_mark and client.owned < _MAX_OWNED_OF_CLIENT
 
-    def wait(self, name: Name, request: Buffer) -> Name | None:
-        """Queue a request until there is room; return the client with the most waiting bytes if there are too many."""
+    def wait(self, name: Name, request: Buffer) -> bool:
+        """Queue a request until there is room; return False, and drop it, where its client has too many."""
         client = self._clients.setdefault(name, _Client())
+        if len(client.waiting) >= _MAX_WAITING:
+            return False
         client.waiting.append(request)
         self._waiting[name] = None
-        self._count_waiting(client, request, 1)
-        if self.waiting_bytes <= _MAX_WAITING_BYTES:
-            return None
-        return max(self._waiting, key=lambda one: self._clients[one].waiting_bytes)
-
-    def waiting_bytes_of(self, name: Name) -> int:
-        """Return the bytes of a client's waiting requests."""
-        client = self._clients.get(name)
-        return client.waiting_bytes if client else 0
-
-    def owned_bytes_of(self, name: Name) -> int:
-        """Return the bytes of a client's answers that are no views of shards, and of its waiting requests."""
-        client = self._clients.get(name)
-        return client.owned + client.waiting_bytes if client else 0
+        return True
 
     def take(self) -> list[tuple[Name, Buffer]]:
         """Count the reservations that were returned; return the oldest request of every client that has room."""
@@ -147,8 +132,9 @@ class SendBudget:
         if client is None:
             return 0
         count = len(client.waiting)
-        for _ in range(count):
-            self._pop_request(name, client)
+        client.waiting.clear()
+        self._waiting.pop(name, None)
+        self._drop_if_idle(name)
         return count
 
     def close(self) -> None:
@@ -158,16 +144,10 @@ class SendBudget:
 
     def _pop_request(self, name: Name, client: _Client) -> Buffer:
         request = client.waiting.popleft()
-        self._count_waiting(client, request, -1)
         if not client.waiting:
             del self._waiting[name]
             self._drop_if_idle(name)
         return request
-
-    def _count_waiting(self, client: _Client, request: Buffer, sign: int) -> None:
-        nbytes = sign * (len(request) + _REQUEST_BYTES)
-        client.waiting_bytes += nbytes
-        self.waiting_bytes += nbytes
 
     def _drop_if_idle(self, name: Name) -> None:
         client = self._clients[name]

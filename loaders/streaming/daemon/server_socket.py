@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import errno
+import socket
+from contextlib import suppress
 
 import zmq
 from zmq.backend.cython import _zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.streaming.daemon.authentication import Authenticator
-from loaders.streaming.daemon.connections import Connections
-from loaders.streaming.daemon.listener import Listener
+from loaders.streaming.daemon.listener import ListeningSocket
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol import MAX_REQUEST_BYTES
 
@@ -35,25 +35,50 @@ _Message = ctypes.c_uint64 * 8
 class ServerSocket:
     """A listening ZeroMQ socket with its connections."""
 
-    def __init__(self, host: str, listener: Listener, *, threads: int, keys: KeyPair | None, no_auth: bool) -> None:
-        """Accept the connections of `listener` on `host`; with `keys`, only CURVE ones of the client of these keys.
+    def __init__(
+        self,
+        host: str,
+        listener: ListeningSocket,
+        *,
+        threads: int,
+        max_connections: int,
+        keys: KeyPair | None,
+        no_auth: bool,
+    ) -> None:
+        """Accept at most so many connections of `listener` on `host`; with `keys`, only of the client of these keys.
 
         Raises LoaderConfigError for a host other than a loopback address without keys and without `no_auth`.
         """
-        self._host, self._listener = host, listener
+        self._listener, self._max_connections = listener, max_connections
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=threads)
         # Of every socket, monitors too. libzmq 4.3.5 aborts when a connection ends whose input it stopped for a full
         # queue and a sign of life is then to be sent (stream_engine_base.cpp, out_event), and it blocks where a
-        # monitor's queue is full. Incoming bytes are bounded elsewhere: the daemon sheds connections.
+        # monitor's queue is full.
         self._context.setsockopt(zmq.RCVHWM, 0)
         self._authenticator = Authenticator(self._context, host, keys, no_auth)
-        self.connections = Connections(encrypted=keys is not None)
-        """The open ones."""
+        self._descriptors: set[int] = set()
+        """Of the open connections, as ZeroMQ names them."""
         self._message = _Message()
-        self.refuse(False)  # a daemon that died may have left it
-        self._open()
-        self.congestion = self._listener.congestion
-        """TCP's congestion control of the connections."""
+        self.socket = self._context.socket(zmq.ROUTER)
+        options = {
+            zmq.LINGER: 0,
+            zmq.IPV6: int(":" in host),
+            zmq.ROUTER_MANDATORY: 1,
+            zmq.SNDHWM: 0,  # the send budget bounds the answers under way, in bytes
+            zmq.MAXMSGSIZE: MAX_REQUEST_BYTES,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+            # TCP's signs of life and not ZeroMQ's, which must not be sent while a socket closes.
+            zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: _KEEPALIVE_S,
+            zmq.TCP_KEEPALIVE_INTVL: _KEEPALIVE_S,
+            zmq.TCP_MAXRT: _STALLED_MS,
+        }
+        for option, value in options.items():
+            self.socket.setsockopt(option, value)
+        self._authenticator.secure(self.socket)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.socket.setsockopt(zmq.USE_FD, listener.descriptor())
+        self.socket.bind(f"tcp://[{host}]:{listener.port}" if ":" in host else f"tcp://{host}:{listener.port}")
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """The address for clients, such as tcp://10.77.0.1:41234."""
 
@@ -63,16 +88,29 @@ class ServerSocket:
         return self._authenticator.rejected
 
     @property
-    def is_empty(self) -> bool:
-        """Whether every message that has arrived was taken; of one without end, none has."""
-        return not self.socket.poll(0)
+    def connections(self) -> int:
+        """Number of open connections, when they were last counted."""
+        return len(self._descriptors)
 
-    def count(self) -> None:
-        """Read which connections were opened and closed."""
+    def count(self) -> int:
+        """Read which connections were opened and closed; close those beyond the limit, and return their number.
+
+        The client's ZeroMQ tries again by itself, so that it is let in as soon as there is room.
+        """
+        refused = 0
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)
-            note = self.connections.add if event["event"] == zmq.EVENT_ACCEPTED else self.connections.remove
-            note(int(event["value"]))
+            descriptor = int(event["value"])
+            if event["event"] != zmq.EVENT_ACCEPTED:
+                self._descriptors.discard(descriptor)
+            elif len(self._descriptors) < self._max_connections:
+                self._descriptors.add(descriptor)
+            else:
+                refused += 1
+                # It may have ended by itself.
+                with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+        return refused
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """Return a message that has arrived, with its sender's name, or None."""
@@ -80,19 +118,7 @@ class ServerSocket:
             name = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        connection = self.connections.get(name)
-        if connection is None:
-            # Only the frame itself knows its connection. It is asked once, which costs as much as reading it.
-            first = self.socket.recv(copy=False)
-            frames = [first.bytes, *(self.socket.recv_multipart() if first.more else ())]
-            self.count()
-            if (descriptor := _find_descriptor(first)) is not None:
-                connection = self.connections.set_name(descriptor, name)
-        else:
-            frames = self.socket.recv_multipart()
-        if connection is not None:
-            self.connections.count_read(connection, frames)
-        return name, frames
+        return name, self.socket.recv_multipart()
 
     def send_mapped(self, address: int, nbytes: int, *, more: bool) -> None:
         """Send bytes that stay where they are while the daemon runs as a frame after the first one, not copied.
@@ -108,57 +134,11 @@ class ServerSocket:
         if _libzmq.zmq_msg_send(message, self.socket.underlying, zmq.SNDMORE if more else 0) < 0:
             raise zmq.ZMQError(ctypes.get_errno())
 
-    def refuse(self, refuses: bool) -> None:
-        """Take no further connections for now, or take them again."""
-        self._listener.refuse(refuses)
-
-    def reopen(self) -> None:
-        """Close every connection, and take new ones."""
-        self._shut(0)
-        self._open()
-
     def close(self, linger_ms: int) -> None:
         """Take no more connections, send the answers under way for at most `linger_ms`, and close."""
         self._listener.close()
-        self._shut(linger_ms)
-        self._authenticator.stop()
-        self._context.term()
-
-    def _open(self) -> None:
-        router = self.socket = self._context.socket(zmq.ROUTER)
-        options = {
-            zmq.LINGER: 0,
-            zmq.IPV6: int(":" in self._host),
-            zmq.ROUTER_MANDATORY: 1,
-            zmq.SNDHWM: 0,  # the send budget bounds the answers under way, in bytes
-            zmq.MAXMSGSIZE: MAX_REQUEST_BYTES,
-            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
-            # TCP's signs of life and not ZeroMQ's, which must not be sent while a socket closes.
-            zmq.TCP_KEEPALIVE: 1,
-            zmq.TCP_KEEPALIVE_IDLE: _KEEPALIVE_S,
-            zmq.TCP_KEEPALIVE_INTVL: _KEEPALIVE_S,
-            zmq.TCP_MAXRT: _STALLED_MS,
-        }
-        for option, value in options.items():
-            router.setsockopt(option, value)
-        self._authenticator.secure(router)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self.monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        router.setsockopt(zmq.USE_FD, self._listener.descriptor())
-        router.bind(f"tcp://{host}:{self._listener.port}")
-
-    def _shut(self, linger_ms: int) -> None:
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
-        self.connections.clear()
-
-
-def _find_descriptor(frame: zmq.Frame) -> int | None:
-    """Return the descriptor on which a frame came; None of a peer that speaks ZMTP before version 3, as garbage may."""
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return None
+        self._authenticator.stop()
+        self._context.term()

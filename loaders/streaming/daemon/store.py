@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +17,11 @@ from loaders.records.planner import Slice
 from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
 from loaders.records.shards.tfrecord import count_intact
 from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
-from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
+from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Get, ServedShard, ShardCatalog
 
 _Ints = npt.NDArray[np.int64]
 _FEW_SLICES = 32
 """Slices whose rows are joined one by one; those of more are found by one indexing, which costs less then."""
-_REMEDY = "restore it and restart the daemon, which serves the other shards meanwhile"
 
 
 class Answer(NamedTuple):
@@ -55,12 +53,9 @@ class Answer(NamedTuple):
 class ShardStore(Closing):
     """Shards that are served; threads may share it."""
 
-    def __init__(self, root: Path, links_into: Sequence[Path] = ()) -> None:
-        """Map every shard of a folder, where links may lead into the folders of `links_into`.
-
-        Raises ShardError naming what is missing, does not fit or lies outside of the folder and of `links_into`.
-        """
-        whole = _open_folder(root, links_into)
+    def __init__(self, root: Path) -> None:
+        """Map every shard of a folder; raises ShardError naming what is missing, does not fit or lies elsewhere."""
+        whole = _open_folder(root)
         opened = whole.shards
         self.is_shuffled = whole.is_shuffled
         """Whether the records were shuffled when the shards were made."""
@@ -68,18 +63,16 @@ class ShardStore(Closing):
         for shard in opened:
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())
-            described.append(Shard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
+            described.append(ServedShard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
         names = hashlib.blake2b(digest_size=16)
         for one in described:
             names.update(f"{one.name}\0{one.digest}\0".encode())
-        self.catalog = Catalog(names.hexdigest(), tuple(described))
+        self.catalog = ShardCatalog(names.hexdigest(), tuple(described))
         """The shards, as clients learn of them."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
         self._pages = [Pages(_map(one.path.resolve(), one.nbytes), one.path.name) for one in opened]
         self._paths = [shard.path for shard in opened]
-        self._unreadable: dict[int, str] = {}
-        """By their places: why shards cannot be served any more."""
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
         self._first_rows: list[int] = self._base.tolist()
@@ -127,8 +120,6 @@ class ShardStore(Closing):
         for shard, first, records in request.slices:
             if shard >= len(counts):
                 raise WireError(f"shard {shard} does not exist: there are {len(counts)}")
-            if shard in self._unreadable:
-                raise WireError(self._unreadable[shard])
             if records < 1 or first + records > counts[shard]:
                 raise WireError(
                     f"shard {shard} has {counts[shard]} records: there are no {records} from record {first} on"
@@ -136,7 +127,21 @@ class ShardStore(Closing):
             total += records
         if total > MAX_RECORDS:
             raise WireError(f"batch {request.batch}: more than {MAX_RECORDS} records")
+        for shard in {piece.shard for piece in request.slices}:
+            self._check_size(shard)
         return request.slices
+
+    def _check_size(self, shard: int) -> None:
+        """Raise WireError where a shard is shorter than it was: a touch of a missing page would end the process."""
+        try:
+            nbytes = self._paths[shard].stat().st_size
+        except OSError:
+            return  # a mapped file stays readable without its name
+        if nbytes < self.catalog.shards[shard].nbytes:
+            raise WireError(
+                f"{self.catalog.shards[shard].name} has {nbytes} bytes instead of {self.catalog.shards[shard].nbytes}; "
+                "restore it and restart the daemon, which serves the other shards meanwhile"
+            )
 
     def find_damage(self, request: Get, answer: Answer) -> str:
         """Compare an answer's records to the index by their checksums; return which one differs, "" for none."""
@@ -151,42 +156,19 @@ class ShardStore(Closing):
             at += count
         return ""
 
-    def find_unreadable(self) -> list[str]:
-        """Refuse the shards whose size has changed from now on; return why, for each new one."""
-        found = {}
-        for place, (path, shard) in enumerate(zip(self._paths, self.catalog.shards, strict=True)):
-            try:
-                nbytes = path.stat().st_size
-            except OSError:
-                continue  # a mapped file stays readable without its name
-            if nbytes != shard.nbytes and place not in self._unreadable:
-                found[place] = f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}; {_REMEDY}"
-        self._unreadable |= found
-        return list(found.values())
-
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""
         self._pages.clear()
 
 
-def _open_folder(root: Path, links_into: Sequence[Path]) -> ShardSet:
-    _refuse_outside(root, [root / MANIFEST])
-    paths = list_shards(root)
-    _refuse_outside(root, [index_path(path) for path in paths])
-    _refuse_outside(root, paths, links_into)
+def _open_folder(root: Path) -> ShardSet:
+    real = root.resolve()
+    for path in (root / MANIFEST, *(each for shard in list_shards(root) for each in (shard, index_path(shard)))):
+        if path.resolve().parent != real:
+            raise ShardError(f"{path} leads out of the shard folder, to {path.resolve()}: it is not served")
     opened = ShardSet.open(root).sorted_by_name()
     check_content(opened.shards)
     return opened
-
-
-def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:
-    """Raise ShardError for a path that leads, as a symbolic link may, into a folder that is not allowed."""
-    real, others = root.resolve(), [folder.resolve() for folder in links_into or ()]
-    for path in paths:
-        found = path.resolve()
-        if found.parent != real and not any(found.is_relative_to(other) for other in others):
-            remedy = "" if links_into is None else f"; if it is to be, give serve --links-into {found.parent}"
-            raise ShardError(f"{path} leads out of the shard folder, to {found}: it is not served{remedy}")
 
 
 def _map(path: Path, nbytes: int) -> memoryview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ def _join(pieces: Sequence[RawBatch]) -> RawBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ArrivedPart:
     header: BatchHeader
     frames: list[memoryview]
 
@@ -44,7 +44,7 @@ class BatchAssembler:
     plan: BatchPlan
     parts: tuple[Sequence[int], ...]
     """The slices of each part, by their places in the plan, in ascending order."""
-    _come: dict[int, _Part] = field(default_factory=dict)
+    _come: dict[int, _ArrivedPart] = field(default_factory=dict)
 
     def slices(self, index: int) -> tuple[Slice, ...]:
         """Return the slices of one part."""
@@ -55,7 +55,7 @@ class BatchAssembler:
     def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
         """Add the answer for one part; raise WireError when it does not match the request."""
         _check(self.plan, self.slices(index), header, frames)
-        self._come[index] = _Part(header, frames)
+        self._come[index] = _ArrivedPart(header, frames)
 
     def is_intact(self, index: int, *, payloads: bool) -> bool:
         """Return whether the records of a part are those that were indexed, by their checksums.
@@ -117,45 +117,35 @@ def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, fram
         raise WireError("an image lies outside of its frame")
 
 
-BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
-
-
 class ArrivalOrder:
-    """Delivers batches as they arrive, but no batch of an epoch before all of the earlier epochs."""
+    """Delivers batches as they arrive."""
 
     def __init__(self, pieces: int = 1) -> None:
-        """Join so many planned batches into one, the first that arrive; only the last of an epoch has fewer."""
+        """Join so many planned batches into one, the first that arrive; only the last one has fewer."""
         self._pieces = pieces
-        self._expected: dict[int, int] = {}
-        self._come: dict[int, deque[RawBatch]] = {}
+        self._expected = 0
+        self._come: deque[RawBatch] = deque()
 
     def expect(self, plan: BatchPlan) -> None:
-        """Note that a batch will come."""
-        self._expected[plan.epoch] = self._expected.get(plan.epoch, 0) + 1
+        """Expect a batch."""
+        self._expected += 1
 
     def add(self, batch: RawBatch) -> None:
-        """Take a complete batch."""
-        come = self._come.setdefault(batch.epoch, deque())
+        """Add a complete batch."""
+        come = self._come
         come.append(batch)
         if len(come) > 1 and len(come[-2]) < len(batch):  # the last piece of an epoch is short, and stays the last
             come[-2], come[-1] = come[-1], come[-2]
 
     def take(self) -> RawBatch | None:
         """Return the next batch, None while it has not come."""
-        epoch = next(iter(self._expected), None)
-        if epoch is None or not (come := self._come.get(epoch)):
-            return None
+        come = self._come
         is_whole = len(come) >= self._pieces and len(come[self._pieces - 1]) == len(come[0])
-        if not is_whole and len(come) < self._expected[epoch]:
+        if not come or (not is_whole and len(come) < self._expected):
             return None
         taken = [come.popleft() for _ in range(min(self._pieces, len(come)))]
-        self._expected[epoch] -= len(taken)
-        if not self._expected[epoch]:
-            del self._expected[epoch], self._come[epoch]
+        self._expected -= len(taken)
         return taken[0] if len(taken) == 1 else _join(taken)
-
-    def __len__(self) -> int:
-        return sum(self._expected.values())
 
 
 class PlanOrder:
@@ -166,11 +156,11 @@ class PlanOrder:
         self._come: dict[tuple[int, int], RawBatch] = {}
 
     def expect(self, plan: BatchPlan) -> None:
-        """Note that a batch will come."""
+        """Expect a batch after those before it."""
         self._expected.append((plan.epoch, plan.batch))
 
     def add(self, batch: RawBatch) -> None:
-        """Take a complete batch."""
+        """Add a complete batch."""
         self._come[batch.epoch, batch.batch] = batch
 
     def take(self) -> RawBatch | None:
@@ -178,10 +168,3 @@ class PlanOrder:
         if not self._expected or self._expected[0] not in self._come:
             return None
         return self._come.pop(self._expected.popleft())
-
-    def __len__(self) -> int:
-        return len(self._expected)
-
-
-DeliveryOrder: TypeAlias = ArrivalOrder | PlanOrder
-"""Takes complete batches in any sequence and returns the next one to deliver."""

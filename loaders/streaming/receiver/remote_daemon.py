@@ -1,79 +1,132 @@
-"""One of a client's daemons: its shards, its load, its silence; and the shards of all daemons together."""
+"""One daemon as the client sees it: the greeting, its shards, its streams with their requests, and its silence."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import ctypes
+import functools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
 
-from loaders.errors import StreamError
+import zmq
+
+from joulefeed.closing import Closing
+from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.records.planner import Slice
-from loaders.streaming.protocol import Catalog, Shard
-from loaders.streaming.receiver.session import DaemonSession
+from loaders.shared.options import check_seconds
+from loaders.streaming.keys import load_client_keys
+from loaders.streaming.protocol import (
+    MAX_PADDING,
+    Damaged,
+    Get,
+    Health,
+    HealthReport,
+    Hello,
+    Reply,
+    Request,
+    ShardCatalog,
+    Warm,
+    Warmed,
+    pack,
+    unpack_answer,
+)
 from loaders.streaming.receiver.silence import Silence
-from loaders.streaming.receiver.stream import Stream
+from loaders.streaming.receiver.stream import DaemonStream
+from loaders.streaming.settings import StreamSettings, check_endpoint
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
+_MIB: Final = 2**20
+_RTT_TRIES: Final = 5
+_NEAR_S: Final = 0.02
+"""A round trip near by is measured several times, because both processes may wait for a CPU meanwhile."""
 
 
-@dataclass(slots=True)
-class RemoteDaemon:
-    """A daemon with its streams."""
+class RemoteDaemon(Closing):
+    """Connections to one daemon, and the requests on them; one thread at a time uses it."""
 
-    session: DaemonSession
-    places: dict[int, int]
-    """From a shard's place in the merged catalog to its place in this daemon's."""
-    silence: Silence = field(init=False)
-    """Time without a message from it while a request has no answer."""
-    is_asked_again: bool = False
-    """Whether its requests were repeated in this silence."""
-    batches: int = 0
-    """Batches with a part from it that are not taken yet."""
-    _nbytes: dict[int, int] = field(default_factory=dict)
-    """About, of every request under way, by its sequence number."""
-    _on: dict[int, int] = field(default_factory=dict)
-    """The stream of every request under way."""
-    _loads: list[int] = field(default_factory=list)
-    """Bytes under way of every stream."""
-    _same_places: bool = False
-    """Whether its places are those of the merged catalog."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, endpoint: str, settings: StreamSettings
+    ) -> None:
+        """Connect every stream, greet the daemon, and move padding over all streams together.
 
-    def __post_init__(self) -> None:
-        self.silence = Silence(self.session.timeout_s)
-        self._loads = [0] * len(self.session.streams)
-        self._same_places = all(merged == own for merged, own in self.places.items())
+        Raises NoAnswerError naming the endpoint without an answer in time, StreamError when the key is refused,
+        WireError for a malformed answer, LoaderConfigError naming a key file that is missing.
+        """
+        self.endpoint, self._wire = endpoint, settings.wire
+        keys = load_client_keys(settings.keys) if settings.keys is not None else None
+        self.streams: list[DaemonStream] = []
+        self.silence = Silence(settings.timeout_s, self.streams)
+        """Time without a message from it while a request has no answer."""
+        self.is_asked_again = False
+        """Whether its requests were repeated in this silence."""
+        self.batches = 0
+        """Batches with a part from it that are not taken yet."""
+        self._nbytes: dict[int, int] = {}
+        """About, of every request under way, by its sequence number."""
+        self._on: dict[int, int] = {}
+        """The stream of every request under way."""
+        self._loads = [0] * settings.streams
+        """Bytes under way of every stream."""
+        try:
+            for _ in range(settings.streams):
+                self.streams.append(DaemonStream(context, endpoint, settings.timeout_s, poller, keys=keys))
+            catalog = _exchange(self.streams[0], Hello(), settings.timeout_s)
+            self.rtt_s = math.inf
+            """A round trip on the idle link."""
+            for _ in range(_RTT_TRIES):
+                asked = time.monotonic()
+                report = _exchange(self.streams[0], Health(), settings.timeout_s)
+                self.rtt_s = min(self.rtt_s, time.monotonic() - asked)
+                if self.rtt_s > _NEAR_S:
+                    break
+            if not isinstance(catalog, ShardCatalog) or not isinstance(report, HealthReport):
+                raise WireError(f"{endpoint} sent a malformed answer: expected a catalog and a report")
+            self.catalog = catalog
+            """The daemon's shards."""
+            self.congestion = str(report.fields.get("congestion", "unknown"))
+            """TCP's congestion control on the daemon's side."""
+            self.is_shuffled = report.fields.get("is_shuffled") is True
+            """Whether the records were shuffled when the shards were made."""
+            self._warm(math.ceil(settings.warm_bytes / settings.streams))
+        except BaseException:
+            self.close()
+            raise
 
-    @property
-    def connected(self) -> bool:
-        """Whether one of its streams is."""
-        return any(stream.connected for stream in self.session.streams)
+    def _warm(self, nbytes: int) -> None:
+        """Have zeros sent over every stream, so that all are connected before the first batch is requested.
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes under way, about."""
-        return sum(self._loads)
+        TCP starts every connection slowly, and a far one for long. Padding opens its window.
+        """
+        for stream in self.streams:
+            for sequence, at in enumerate(range(0, max(nbytes, 1), MAX_PADDING)):
+                stream.ask(sequence, pack(Warm(sequence, min(MAX_PADDING, nbytes - at))))
+        while any(stream.under_way for stream in self.streams):
+            for stream, frames in _receive(self.streams, self.silence):
+                reply = _read(stream, frames)
+                if reply is None:
+                    continue
+                if not isinstance(reply, Warmed):
+                    raise WireError(f"{self.endpoint} sent a malformed answer: expected padding")
+                stream.done(reply.sequence)
+            if self.silence.is_over:
+                raise NoAnswerError(self.describe_silence())
+        self.silence.end()
 
     @property
     def has_requests(self) -> bool:
         """Whether a request has no answer."""
         return bool(self._nbytes)
 
-    @property
-    def sequences(self) -> list[int]:
-        """The requests under way."""
-        return list(self._nbytes)
-
-    def load_key(self, allowed: int) -> tuple[bool, int]:
-        """Return a sort key for daemons with the same shards: those with room first, then by bytes under way."""
-        return self.batches >= allowed, self.nbytes
-
-    def has_shards(self, slices: Iterable[Slice]) -> bool:
-        """Return whether it has the shards of all slices."""
-        return all(piece.shard in self.places for piece in slices)
-
-    def streams_with_more(self, nbytes: int) -> list[Stream]:
+    def streams_with_more(self, nbytes: int) -> list[DaemonStream]:
         """Return the streams on which, once any of their answers is there, about so many bytes are still to come."""
         return [
             stream
-            for stream, load in zip(self.session.streams, self._loads, strict=True)
+            for stream, load in zip(self.streams, self._loads, strict=True)
             if load > nbytes and load - max(self._nbytes[sequence] for sequence in stream.under_way) >= nbytes
         ]
 
@@ -82,37 +135,28 @@ class RemoteDaemon:
     ) -> None:
         """Request slices, about so many bytes, on the stream with the fewest bytes under way.
 
-        With `check` the daemon checks its own records first.
+        The `shard` of a slice is its place in this daemon's catalog. With `check` the daemon checks its own records
+        first.
         """
-        if not self._nbytes:
-            self.silence.end()
-        own = slices
-        if not self._same_places:
-            own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
-        request = self.session.request(sequence, epoch, batch, own, check=check)
-        place = self._loads.index(min(self._loads))
+        request = pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire, check))
+        place = min(range(len(self._loads)), key=self._loads.__getitem__)
         self._loads[place] += nbytes
         self._nbytes[sequence], self._on[sequence] = nbytes, place
-        self.session.streams[place].ask(sequence, request)
-
-    def grow(self, streams: int) -> None:
-        """Add streams up to so many."""
-        self.session.connect(streams - len(self._loads))
-        self._loads += [0] * (streams - len(self._loads))
+        self.streams[place].ask(sequence, request)
 
     def done(self, sequence: int) -> None:
         """Forget a request."""
         place = self._on.pop(sequence)
         self._loads[place] -= self._nbytes.pop(sequence)
-        self.session.streams[place].done(sequence)
+        self.streams[place].done(sequence)
 
     def ask_again(self) -> int:
         """Repeat the requests under way over new connections; return their number."""
-        return sum(stream.reconnect() for stream in self.session.streams if stream.under_way and stream.connected)
+        return sum(stream.reconnect() for stream in self.streams if stream.under_way and stream.connected)
 
     def reset(self) -> None:
         """Drop the requests under way, with the connections that carry them."""
-        for stream in self.session.streams:
+        for stream in self.streams:
             if stream.under_way:
                 stream.reset()
         self._nbytes.clear()
@@ -123,53 +167,109 @@ class RemoteDaemon:
 
     def describe_silence(self) -> str:
         """Return the message of the error for its silence."""
-        return self.silence.describe(self.session.endpoint, self.session.streams)
+        return self.silence.describe(self.endpoint)
+
+    def close(self) -> None:
+        """Close every stream; may be called twice."""
+        while self.streams:
+            self.streams.pop().close()
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """All shards of all daemons, sorted by name, and the daemons that have them."""
+def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:
+    """Return a daemon's counters and state, by their names.
 
-    catalog: Catalog
-    """As if one daemon served it all; its fingerprint does not depend on the daemons."""
-    places: tuple[dict[int, int], ...]
-    """Per daemon: from a shard's place in the merged catalog to its place in the daemon's own."""
-    holders: tuple[tuple[int, ...], ...]
-    """Per shard: the daemons that have it."""
+    `keys` is the client's half of what keygen made, for a daemon with keys.
 
-    @classmethod
-    def of(cls, endpoints: Sequence[str], catalogs: Sequence[Catalog]) -> Placement:
-        """Merge catalogs by shard name.
+    Raises StreamError naming the endpoint when nothing answers in time or the key is refused, WireError for a
+    malformed answer, LoaderConfigError for a malformed endpoint, time or key.
+    """
+    check_endpoint(endpoint)
+    check_seconds("timeout_s", timeout_s)
+    pair = load_client_keys(keys) if keys is not None else None
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with closing(DaemonStream(context, endpoint, timeout_s, zmq.Poller(), keys=pair)) as stream:
+            reply = _exchange(stream, Health(), timeout_s)
+    finally:
+        context.destroy(linger=0)
+    if not isinstance(reply, HealthReport):
+        raise WireError(f"{endpoint} sent a malformed answer: no report")
+    return dict(reply.fields)
 
-        Raises StreamError naming the shard and both daemons where two have different shards of one name.
-        """
-        found: dict[str, tuple[Shard, list[int]]] = {}
-        for daemon, catalog in enumerate(catalogs):
-            for shard in catalog.shards:
-                known, holders = found.setdefault(shard.name, (shard, []))
-                if known.digest != shard.digest or known.records != shard.records:
-                    raise StreamError(
-                        f"{endpoints[holders[0]]} and {endpoints[daemon]} serve different shards of the name "
-                        f"{shard.name}: serve replicas of one conversion, or folders with names of their own"
-                    )
-                holders.append(daemon)
-        names = sorted(found)
-        place = {name: index for index, name in enumerate(names)}
-        digest = hashlib.blake2b(digest_size=16)
-        for name in names:
-            digest.update(f"{name}\0{found[name][0].digest}\0".encode())
-        return cls(
-            Catalog(digest.hexdigest(), tuple(found[name][0] for name in names)),
-            tuple({place[shard.name]: own for own, shard in enumerate(catalog.shards)} for catalog in catalogs),
-            tuple(tuple(found[name][1]) for name in names),
-        )
 
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Per shard: a number that it shares with the other shards of the same daemons."""
-        numbers: dict[tuple[int, ...], int] = {}
-        return tuple(numbers.setdefault(holders, len(numbers)) for holders in self.holders)
+def unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
+    """Return an answer and its records; raises WireError naming the daemon when it is malformed."""
+    try:
+        return unpack_answer([frame.buffer for frame in frames])
+    except WireError as error:
+        raise WireError(f"{endpoint} sent a malformed answer: {error}") from error
 
-    def record_bytes(self) -> tuple[float, ...]:
-        """Return the mean size of a record of every shard, in bytes."""
-        return tuple(shard.nbytes / max(1, shard.records) for shard in self.catalog.shards)
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory for frames, up to 512 MiB; return whether it can do so.
+
+    ZeroMQ allocates every frame. glibc maps large ones each time, and the kernel clears their pages, which costs as
+    much as receiving a third of them (mallopt(3)). 32 MiB is the largest threshold that glibc takes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = {_M_MMAP_THRESHOLD: 32 * _MIB, _M_TRIM_THRESHOLD: 512 * _MIB, _M_TOP_PAD: 64 * _MIB}
+    return all([bool(mallopt(name, value)) for name, value in settings.items()])
+
+
+def _exchange(stream: DaemonStream, request: Request, timeout_s: float) -> Reply:
+    """Send a request, and return its answer."""
+    stream.ask(0, pack(request))
+    silence = Silence(timeout_s, [stream])
+    while not silence.is_over:
+        for _, frames in _receive([stream], silence):
+            reply = _read(stream, frames)
+            if reply is not None:
+                stream.done(0)
+                return reply
+        if stream.refused:
+            raise StreamError(f"{stream.endpoint} refused: {stream.state}")
+    raise NoAnswerError(silence.describe(stream.endpoint))
+
+
+def _receive(streams: Sequence[DaemonStream], silence: Silence) -> Iterator[tuple[DaemonStream, list[zmq.Frame]]]:
+    """Yield the messages on some streams, waiting for the first; repeat the requests of lost connections."""
+    began = time.monotonic()
+    # A poller of its own: messages on other sockets must not wake this one.
+    poller = zmq.Poller()
+    for stream in streams:
+        poller.register(stream.socket, zmq.POLLIN)
+        poller.register(stream.monitor, zmq.POLLIN)
+    ready = dict(poller.poll(math.ceil(silence.look_s * 1000)))
+    silence.add(time.monotonic() - began)
+    for stream in streams:
+        lost = stream.monitor in ready and stream.lost()
+        while (lost or stream.socket in ready) and (frames := stream.receive()) is not None:
+            silence.end()
+            yield stream, frames
+            if not lost:
+                break
+        if lost:
+            silence.was_lost = True
+            stream.ask_again()
+
+
+def _read(stream: DaemonStream, frames: Sequence[zmq.Frame]) -> Reply | None:
+    """Return an answer; None after asking again, where it or its request came damaged.
+
+    Raises WireError naming the daemon where that happens repeatedly.
+    """
+    try:
+        reply, more = unpack(stream.endpoint, frames)
+        if more and not isinstance(reply, Warmed):
+            raise WireError(f"{stream.endpoint} sent a malformed answer: is the daemon of another version?")
+        if isinstance(reply, Damaged):
+            raise WireError(f"{stream.endpoint} got a damaged request")
+    except WireError as error:
+        stream.ask_again_damaged(error)
+        return None
+    stream.damaged = 0
+    return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loaders.streaming.receiver.stream import Stream
+from loaders.streaming.receiver.stream import DaemonStream
 
 _LOOKS = 8
 """How often within the timeout the bytes from a daemon without an answer are counted."""
@@ -22,6 +22,8 @@ class Silence:
     """The time in which a daemon's open requests have had no answer and no bytes of one."""
 
     timeout_s: float
+    streams: Sequence[DaemonStream]
+    """The connections to the daemon."""
     seconds: float = 0.0
     was_lost: bool = False
     """Whether a connection was lost in it."""
@@ -32,7 +34,7 @@ class Silence:
 
     @property
     def look_s(self) -> float:
-        """Seconds after which `add` wants to know of the time that has passed."""
+        """Longest wait for a message between two calls of `add`, in seconds."""
         return self.timeout_s / _LOOKS
 
     @property
@@ -45,29 +47,28 @@ class Silence:
         """Begin again: a message has come, or no request is open."""
         self.seconds, self.was_lost, self._received = 0.0, False, None
 
-    def add(self, seconds: float, streams: Sequence[Stream]) -> None:
-        """Add time without a message from these streams, unless bytes have come on them."""
+    def add(self, seconds: float) -> None:
+        """Add time without a message, unless bytes have come on the connections."""
         self.seconds += seconds
         if self.seconds < self.look_s:
             return
-        received = _count(streams)
+        received = self._count()
         if self._received is None or received < self._received:  # a new connection counts from 0
             self._received, self._since_s = received, self.seconds
         elif received - self._received >= _LEAST_BYTES:
             self._received, self._since_s = received, 0.0
             self.seconds, self.was_lost = 0.0, False
 
-    def describe(self, endpoint: str, streams: Sequence[Stream]) -> str:
+    def describe(self, endpoint: str) -> str:
         """Return the message of the error for a daemon that is given up, with the rate that was seen."""
-        stream = max(streams, key=lambda one: len(one.under_way))
-        received = _count(streams) - (self._received or 0)
+        stream = max(self.streams, key=lambda one: len(one.under_way))
+        received = self._count() - (self._received or 0)
         rate = max(0, received) / max(self.seconds - self._since_s, self.look_s)
         return (
             f"{endpoint}: no answer within timeout_s={self.timeout_s:g}, at {rate / 1000:.3g} kB/s; {stream.state}. Is "
             "the daemon running there (python -m loaders.streaming serve), and can this node reach it?"
         )
 
-
-def _count(streams: Sequence[Stream]) -> int:
-    """Return the bytes on connections that can be parts of answers."""
-    return sum(stream.count_received() for stream in streams if stream.losses < _MAX_LOSSES)
+    def _count(self) -> int:
+        """Return the bytes on connections that can be parts of answers."""
+        return sum(stream.count_received() for stream in self.streams if stream.losses < _MAX_LOSSES)

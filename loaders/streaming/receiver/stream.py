@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import errno
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from loaders.errors import LoaderConfigError, StreamError, WireError
-from loaders.streaming.descriptor import on_descriptor
+from loaders.errors import StreamError, WireError
 from loaders.streaming.keys import KeyPair
 
 _RECONNECT_MS = 100
@@ -32,27 +33,31 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_ENDPOINT = re.compile(r"tcp://(?P<host>[^\s/]+):(?P<port>[0-9]{1,5})")
+_ENDED = (errno.EBADF, errno.ENOTSOCK, errno.ENOTCONN, errno.EINVAL)
+"""Errors of a connection that has ended meanwhile."""
+
+_Result = TypeVar("_Result")
 
 
-def check_endpoint(endpoint: object) -> None:
-    """Raise LoaderConfigError unless this is the address of a daemon."""
-    found = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
-    if found is None or not 0 < int(found["port"]) < 65_536:
-        raise LoaderConfigError(
-            f"endpoint={endpoint!r}: expected tcp://HOST:PORT with a port from 1 to 65535, such as tcp://10.0.0.2:5557"
-        )
+def _on_descriptor(descriptor: int, action: Callable[[socket.socket], _Result]) -> _Result | None:
+    """Do something with a connection that ZeroMQ has opened; return None where it has ended meanwhile.
+
+    Raises OSError where the action fails for another reason.
+    """
+    own: socket.socket | None = None
+    try:
+        own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
+        return action(own)
+    except OSError as error:
+        if error.errno not in _ENDED:
+            raise
+        return None
+    finally:
+        if own is not None:
+            own.detach()
 
 
-def list_addresses(endpoint: str) -> tuple[str, ...]:
-    """Return the endpoint by each address of its host: the name itself, but for localhost, which is two addresses."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    if found is None or found["host"] != "localhost":
-        return (endpoint,)
-    return tuple(f"tcp://{host}:{found['port']}" for host in ("127.0.0.1", "[::1]"))
-
-
-class Stream:
+class DaemonStream:
     """A ZeroMQ connection that knows which of its requests have no answer yet."""
 
     def __init__(
@@ -122,7 +127,7 @@ class Stream:
         self.socket.send(request)
 
     def done(self, sequence: int) -> None:
-        """Note that a request has its answer."""
+        """Forget a request that has its answer."""
         self.under_way.pop(sequence, None)
 
     def lost(self) -> bool:
@@ -144,9 +149,9 @@ class Stream:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 # A mismatch looks like this where the daemon's end of the connection came first.
                 cause = (
-                    "whose key is another one or that serves without keys"
+                    "whose key is another one, or that serves without keys"
                     if self._keys
-                    else "that wants keys (keys=DIR)"
+                    else "that wants keys (keys=DIR), or that has as many connections as it takes"
                 )
                 self.state = f"it broke the connection off before it was made, as a daemon does {cause}"
             # Nothing was sent on a connection whose handshake failed: its requests wait for the next one.
@@ -161,7 +166,7 @@ class Stream:
         """Have the kernel wake ZeroMQ for no fewer bytes than so many, SO_RCVLOWAT of socket(7); 1 for any."""
         if self.connected and self._descriptor is not None and nbytes != self._wakes_at:
             with suppress(OSError):  # it saves time, no more
-                on_descriptor(
+                _on_descriptor(
                     self._descriptor, lambda own: own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
                 )
             self._wakes_at = nbytes
@@ -170,7 +175,7 @@ class Stream:
         """Return the bytes that the kernel has received on the connection, whole messages or not; 0 without one."""
         if not self.connected or self._descriptor is None:
             return 0
-        info = on_descriptor(
+        info = _on_descriptor(
             self._descriptor, lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
         )
         return int.from_bytes((info or b"")[_BYTES_RECEIVED:], sys.byteorder)

@@ -3,15 +3,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
+from loaders.records.planner import EpochPlan, plan_epoch
 from loaders.records.shards.index import RECORD, save_index, save_manifest
 from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.keys import make_keys
+from loaders.streaming.protocol import Get, Health, HealthReport, Hello, ServedShard, ShardCatalog, pack, unpack_request
+from loaders.streaming.receiver.connections import DaemonConnections
+from loaders.streaming.settings import StreamSettings
 
 
 class DaemonProcess:
@@ -45,7 +52,6 @@ class DaemonProcess:
         self.endpoint: str = self.ready["endpoint"]
         self.port = int(self.endpoint.rpartition(":")[2])
         self.pid: int = self.ready["pid"]
-        """Of the process that serves; the one that was started watches over it."""
 
     def kill(self) -> None:
         self.process.kill()
@@ -76,6 +82,62 @@ def start_daemon() -> Iterator[Callable[..., DaemonProcess]]:
     for daemon in started:
         if daemon.process.poll() is None:
             daemon.kill()
+
+
+@pytest.fixture(scope="session")
+def connect() -> Callable[..., DaemonConnections]:
+    """Connects to one daemon or several, with these settings."""
+
+    def connect(endpoint: str | Sequence[str], **settings: object) -> DaemonConnections:
+        where = {"endpoint": endpoint} if isinstance(endpoint, str) else {"endpoints": endpoint}
+        given = {"batch_size": 8, "seed": 0, "streams": 2, "timeout_s": 10, "warm_bytes": 0} | where | settings
+        return DaemonConnections(StreamSettings(**given))  # type: ignore[arg-type]
+
+    return connect
+
+
+@pytest.fixture(scope="session")
+def planned() -> Callable[..., EpochPlan]:
+    """Plans an epoch over the shards of some connections."""
+
+    def plan(connections: DaemonConnections, epoch: int = 0, batch_size: int = 8, **arguments: object) -> EpochPlan:
+        counts = connections.shards.catalog.shard_records
+        made = plan_epoch(counts, epoch=epoch, batch_size=batch_size, seed=0, **arguments)  # type: ignore[arg-type]
+        return made if connections.settings.order == "strict" else connections.group(made)
+
+    return plan
+
+
+@pytest.fixture
+def false_daemon() -> Callable[..., object]:
+    """Makes a daemon that greets rightly, with one shard of 8 records, and answers a Get as the test wants."""
+    catalog = ShardCatalog("x", (ServedShard("a", 8, 8, "d"),))
+
+    @contextmanager
+    def serve(answer: Callable[[Get], list[bytes]], **greeting: list[bytes]) -> Iterator[str]:
+        answers = {Hello: [pack(catalog)], Health: [pack(HealthReport({}))]}
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.linger = 0
+            port = router.bind_to_random_port("tcp://127.0.0.1")
+            stop = threading.Event()
+
+            def run() -> None:
+                while not stop.is_set():
+                    if router.poll(20):
+                        client, data = router.recv_multipart()
+                        request = unpack_request(data)
+                        said = greeting.get(type(request).__name__.lower()) or answers.get(type(request))
+                        router.send_multipart([client, *(said or answer(request))])  # type: ignore[arg-type]
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            try:
+                yield f"tcp://127.0.0.1:{port}"
+            finally:
+                stop.set()
+                thread.join()
+
+    return serve
 
 
 @pytest.fixture(scope="session")

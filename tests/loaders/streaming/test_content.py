@@ -16,12 +16,11 @@ from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError, StreamError
 from loaders.records.shards.convert import convert
 from loaders.records.shards.example import encode_example
-from loaders.records.shards.index import RECORD, ShardSet
+from loaders.records.shards.index import ShardSet
 from loaders.records.shards.indexer import index_folder
 from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.receiver.client import StreamClient
 
 Start = Callable[..., Any]
 SAMPLES = 96
@@ -69,13 +68,6 @@ def _loader(daemon: Any, **options: Any) -> StreamingLoader:
     return StreamingLoader(endpoint=daemon.endpoint, **arguments | options)
 
 
-def test_the_two_folders_differ_in_nothing_but_bytes(pair: tuple[Path, Path]) -> None:
-    one, other = (ShardSet.open(root).shards for root in pair)
-    assert len(one) > 2 and [shard.nbytes for shard in one] == [shard.nbytes for shard in other]
-    for name in set(RECORD.names or ()) - {"checksum"}:
-        assert all((a.records[name] == b.records[name]).all() for a, b in zip(one, other, strict=True))
-
-
 def test_a_fingerprint_covers_the_bytes(pair: tuple[Path, Path], tmp_path: Path) -> None:
     copied = shutil.copytree(pair[0], tmp_path / "copied")
     found = []
@@ -103,13 +95,6 @@ def test_an_epoch_ends_with_an_error_when_its_daemon_comes_back_with_other_bytes
         state = loader.state_dict()
     with _loader(again) as loader, pytest.raises(LoaderConfigError, match="of other data"):
         loader.load_state_dict(state)
-
-
-@pytest.mark.process
-def test_daemons_of_other_bytes_are_no_replicas(start_daemon: Start, pair: tuple[Path, Path]) -> None:
-    endpoints = [start_daemon(root).endpoint for root in pair]
-    with pytest.raises(StreamError, match="serve different shards of the name"):
-        StreamClient(endpoints, streams=1, timeout_s=10)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

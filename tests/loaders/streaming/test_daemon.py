@@ -1,26 +1,33 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.records.planner import Slice, plan_epoch
+from loaders.errors import LoaderConfigError
+from loaders.records.planner import Slice
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import MANIFEST, index_path
-from loaders.streaming.protocol import Catalog, Get, Hello, Refusal, pack, unpack_answer
-from loaders.streaming.receiver.client import StreamClient
+from loaders.shared.daemon.flags import add_flags, flags, read_flags
+from loaders.streaming.options import DaemonOptions
+from loaders.streaming.protocol import BatchHeader, Get, Hello, Refusal, ShardCatalog, pack, unpack_answer
+from loaders.streaming.receiver.fetch import BatchFetch
+from loaders.streaming.receiver.remote_daemon import health
 
 pytestmark = pytest.mark.process
 
@@ -63,10 +70,6 @@ def test_an_address_that_is_none_is_refused(shards: Path, listen: str) -> None:
     assert f"--listen {listen}" in _refused("--root", str(shards), "--listen", listen)
 
 
-def test_threads_out_of_range_are_refused(shards: Path) -> None:
-    assert "--threads 0" in _refused("--root", str(shards), "--listen", "127.0.0.1:0", "--threads", "0")
-
-
 def test_a_daemon_that_nobody_waits_for_any_more_ends_without_a_word(shards: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -92,12 +95,17 @@ def test_it_listens_on_the_given_address_alone(daemon) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
-    start_daemon: Callable[..., object], shards: Path, tmp_path: Path, number: int
+    start_daemon: Callable[..., Any],
+    shards: Path,
+    tmp_path: Path,
+    number: int,
+    connect: Callable[..., Any],
+    planned: Callable[..., Any],
 ) -> None:
     daemon = start_daemon(shards, log=tmp_path / "log")
-    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
-        assert len(list(client.fetch(batches, window=4))) == len(batches)
+    with connect(daemon.endpoint) as connections:
+        batches = planned(connections, 0)
+        assert len(list(BatchFetch(connections, batches))) == len(batches)
     os.kill(daemon.pid, number)
     assert daemon.process.wait(10) == 0
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -117,11 +125,15 @@ def _raw(endpoint: str, *frames: bytes) -> bytes | None:
 
 
 def test_garbage_gets_no_answer_and_harms_nobody(
-    start_daemon: Callable[..., object], shards: Path, tmp_path: Path
+    start_daemon: Callable[..., Any],
+    shards: Path,
+    tmp_path: Path,
+    connect: Callable[..., Any],
+    planned: Callable[..., Any],
 ) -> None:
     daemon = start_daemon(shards, log=tmp_path / "log")
     address = ("127.0.0.1", daemon.port)
-    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+    with connect(daemon.endpoint) as connections:
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"\xff" * 64):
             with socket.create_connection(address) as peer:
                 try:
@@ -131,16 +143,16 @@ def test_garbage_gets_no_answer_and_harms_nobody(
         assert _raw(daemon.endpoint, os.urandom(50)) is None
         assert _raw(daemon.endpoint, pack(Hello()), b"more") is None
         assert _raw(daemon.endpoint, b"\xc6" + b"\xff" * 8 * 2**20) is None
-        batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
-        assert len(list(client.fetch(batches, window=4))) == len(batches)
+        batches = planned(connections, 0)
+        assert len(list(BatchFetch(connections, batches))) == len(batches)
     assert daemon.stop() == 0
     stopped = json.loads((tmp_path / "log").read_text().splitlines()[-1])
     assert stopped["event"] == "stopped" and stopped["malformed"] >= 2
 
 
-def test_slices_that_do_not_exist_are_refused_by_name(daemon) -> None:
-    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        catalog = client.catalog
+def test_slices_that_do_not_exist_are_refused_by_name(daemon, connect: Callable[..., Any]) -> None:
+    with connect(daemon.endpoint) as connections:
+        catalog = connections.shards.catalog
     last = catalog.shard_records[0]
     for part, said in (
         (Slice(99, 0, 1), "shard 99 does not exist"),
@@ -156,28 +168,9 @@ def test_slices_that_do_not_exist_are_refused_by_name(daemon) -> None:
         assert said in refusal.reason
 
 
-def test_a_client_that_does_not_read_costs_the_daemon_no_memory(daemon) -> None:
-    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        catalog = client.catalog
-    slices = tuple(Slice(shard, 0, records) for shard, records in enumerate(catalog.shard_records))
-    process = psutil.Process(daemon.pid)
-    before = process.memory_info().rss
-    with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
-        greedy.linger = 0
-        greedy.rcvhwm = 1
-        greedy.connect(daemon.endpoint)
-        for sequence in range(5000):
-            greedy.send(pack(Get(sequence, catalog.fingerprint, 0, 0, slices)))
-        # The others are served meanwhile.
-        with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-            batches = plan_epoch(catalog.shard_records, batch_size=8, seed=0, epoch=0)
-            assert len(list(client.fetch(batches, window=4))) == len(batches)
-        assert process.memory_info().rss - before < 64 * 2**20
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "*"])
 def test_an_address_that_others_reach_needs_keys_or_a_word(
-    start_daemon: Callable[..., object], shards: Path, host: str
+    start_daemon: Callable[..., Any], shards: Path, host: str
 ) -> None:
     line = _refused("--root", str(shards), "--listen", f"{host}:0")
     assert "--keys" in line and "--no-auth" in line
@@ -213,14 +206,6 @@ def test_a_link_out_of_the_folder_is_refused(samples: Samples, tmp_path: Path, w
     path.symlink_to(tmp_path / path.name)
     line = _refused("--root", str(root), "--listen", "127.0.0.1:0")
     assert line.startswith(f"error: {path} ")
-    assert (f"--links-into {tmp_path}" in line) == (what == "shard")
-
-
-def test_a_folder_that_is_itself_a_link_is_served(
-    start_daemon: Callable[..., object], shards: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "link").symlink_to(shards)
-    assert start_daemon(tmp_path / "link").ready["samples"]
 
 
 def _health(*arguments: str) -> tuple[int, dict[str, object]]:
@@ -230,17 +215,16 @@ def _health(*arguments: str) -> tuple[int, dict[str, object]]:
     return done.returncode, json.loads(done.stdout)
 
 
-def test_health_tells_how_a_daemon_is(start_daemon: Callable[..., object], shards: Path, keys: Path) -> None:
+def test_health_tells_how_a_daemon_is(start_daemon: Callable[..., Any], shards: Path, keys: Path) -> None:
     daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
     status, report = _health("--endpoint", daemon.endpoint, "--keys", str(keys / "client"))
     assert status == 0 and report["healthy"] is True
     assert 0 < float(str(report["uptime_s"])) < 60
     assert report["clients"] == 1 and report["requests"] == 1
-    assert int(str(report["rss_bytes"])) > int(str(report["anonymous_bytes"])) > 2**20
 
 
 def test_health_of_a_daemon_that_does_not_answer_is_status_1(
-    start_daemon: Callable[..., object], shards: Path, keys: Path
+    start_daemon: Callable[..., Any], shards: Path, keys: Path
 ) -> None:
     daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
     status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "3")
@@ -260,7 +244,7 @@ def _slow(endpoint: str, requests: int) -> Iterator[zmq.Socket[bytes]]:
         slow.connect(endpoint)
         slow.send(pack(Hello()))
         catalog = unpack_answer([slow.recv()])[0]
-        assert isinstance(catalog, Catalog)
+        assert isinstance(catalog, ShardCatalog)
         for sequence in range(requests):
             slices = tuple(Slice(shard, 0, 160) for shard in range(4))
             slow.send(pack(Get(sequence, catalog.fingerprint, 0, 0, slices)))
@@ -269,7 +253,7 @@ def _slow(endpoint: str, requests: int) -> Iterator[zmq.Socket[bytes]]:
         yield slow
 
 
-def test_a_stop_finishes_what_is_being_sent(start_daemon: Callable[..., object], large_shards: Path) -> None:
+def test_a_stop_finishes_what_is_being_sent(start_daemon: Callable[..., Any], large_shards: Path) -> None:
     daemon = start_daemon(large_shards)
     with _slow(daemon.endpoint, 3) as slow:
         os.kill(daemon.pid, signal.SIGTERM)
@@ -281,26 +265,20 @@ def test_a_stop_finishes_what_is_being_sent(start_daemon: Callable[..., object],
         assert daemon.process.wait(10) == 0
 
 
-def test_a_stop_does_not_wait_on_and_on_for_who_does_not_read(
-    start_daemon: Callable[..., object], large_shards: Path
-) -> None:
-    daemon = start_daemon(large_shards)
-    with _slow(daemon.endpoint, 10):
-        os.kill(daemon.pid, signal.SIGTERM)
-        with pytest.raises(subprocess.TimeoutExpired):
-            daemon.process.wait(2)
-        assert daemon.process.wait(10) == 0
-
-
 def test_events_tell_what_was_sent_when(
-    start_daemon: Callable[..., object], shards: Path, samples: Samples, tmp_path: Path
+    start_daemon: Callable[..., Any],
+    shards: Path,
+    samples: Samples,
+    tmp_path: Path,
+    connect: Callable[..., Any],
+    planned: Callable[..., Any],
 ) -> None:
     began = time.time_ns()
     daemon = start_daemon(shards, options=["--events", str(tmp_path / "events")])
-    with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+    with connect(daemon.endpoint) as connections:
         for epoch in range(2):
-            batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=epoch)
-            assert len(list(client.fetch(batches, window=4))) == len(batches)
+            batches = planned(connections, epoch)
+            assert len(list(BatchFetch(connections, batches))) == len(batches)
     assert daemon.stop() == 0
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     for epoch in range(2):
@@ -312,3 +290,115 @@ def test_events_tell_what_was_sent_when(
     times = [event["t_ns"] for event in events]
     assert times == sorted(times) and began < times[0] and times[-1] < time.time_ns()
     assert {event["daemon"] for event in events} == {"127.0.0.1:0"}
+
+
+def _ask(endpoint: str, get: Get) -> object:
+    header = _raw(endpoint, pack(get))
+    assert header is not None
+    return unpack_answer([header])[0]
+
+
+def test_a_shard_that_became_shorter_is_refused_by_its_name_and_the_others_are_served(
+    start_daemon: Callable[..., Any], make_shards: Callable[..., Path], connect: Callable[..., Any], tmp_path: Path
+) -> None:
+    root = make_shards(tmp_path, shards=3, records=40, size=20_000)
+    daemon = start_daemon(root)
+    with connect(daemon.endpoint) as connections:
+        fingerprint = connections.shards.catalog.fingerprint
+    os.truncate(root / "shard-1.tfrecord", 5_000)
+    refusal = _ask(daemon.endpoint, Get(1, fingerprint, 0, 0, (Slice(0, 0, 4), Slice(1, 0, 4))))
+    assert isinstance(refusal, Refusal) and "shard-1.tfrecord" in refusal.reason
+    assert isinstance(_ask(daemon.endpoint, Get(2, fingerprint, 0, 0, (Slice(2, 0, 4),))), BatchHeader)
+    assert daemon.stop() == 0
+
+
+def test_connections_beyond_the_limit_are_closed_and_let_in_when_there_is_room(
+    start_daemon: Callable[..., Any],
+    shards: Path,
+    connect: Callable[..., Any],
+    planned: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    daemon = start_daemon(shards, log=tmp_path / "log", descriptors=80)
+    limit = int(str(health(daemon.endpoint, timeout_s=5)["max_clients"]))
+    held = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(limit)]
+    for peer in held:
+        peer.recv(1)  # the daemon's greeting: it has accepted the connection
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as peer, suppress(ConnectionError):
+            while peer.recv(4096):
+                pass
+    for peer in held:
+        peer.close()
+    with connect(daemon.endpoint) as connections:
+        assert list(BatchFetch(connections, planned(connections)))
+    report = health(daemon.endpoint, timeout_s=5)
+    assert int(str(report["full"])) >= 50
+    assert daemon.stop() == 0
+    full = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines() if '"full"' in line]
+    assert full[0]["limit"] == limit
+
+
+def test_too_few_descriptors_are_one_line_and_status_2(shards: Path) -> None:
+    argv = ["prlimit", "--nofile=40", *SERVE, "--root", str(shards), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2 and "descriptors" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_port_is_free_for_the_next_daemon_once_one_was_killed(start_daemon: Callable[..., Any], shards: Path) -> None:
+    daemon = start_daemon(shards)
+    daemon.process.kill()
+    assert start_daemon(shards, port=daemon.port).port == daemon.port
+
+
+def test_frames_that_announce_a_lot_take_no_memory_and_close_the_connection(
+    start_daemon: Callable[..., Any], shards: Path
+) -> None:
+    daemon = start_daemon(shards)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    before = daemon.anonymous_bytes()
+    for size in (2**31, 2**63 - 1, 2**64 - 1, 2**21 + 1):
+        with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as peer, suppress(ConnectionError):
+            peer.sendall(greeting + ready + b"\x02" + struct.pack(">Q", size) + bytes(1000))
+            while peer.recv(4096):
+                pass
+    assert daemon.anonymous_bytes() - before < 64 * 2**20
+    assert health(daemon.endpoint, timeout_s=5)["uptime_s"]
+
+
+def _read(*argv: str) -> DaemonOptions:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, DaemonOptions)
+    return read_flags(DaemonOptions, vars(parser.parse_args(argv)))
+
+
+def test_what_is_given_as_flags_comes_back_as_the_same_options():
+    options = DaemonOptions(root="shards", listen="[::1]:0", no_auth=True, threads=3, rtt_ms=30, until_eof=True)
+    assert _read(*flags(options)) == options
+
+
+def test_an_option_at_its_default_needs_no_flag():
+    assert flags(DaemonOptions(root="shards", threads=1)) == ["--root", "shards"]
+
+
+def test_every_option_has_a_flag_and_says_what_it_is_for():
+    parser = argparse.ArgumentParser()
+    add_flags(parser, DaemonOptions)
+    text = parser.format_help()
+    for name, field in DaemonOptions.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--threads", "65"], "--threads 65"),
+        (["--rtt-ms", "far"], "--rtt-ms far"),
+        (["--keys", "k", "--no-auth"], "--keys and --no-auth"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_flag(argv, named):
+    with pytest.raises(LoaderConfigError, match=named):
+        _read("--root", "shards", *argv)

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import threading
@@ -19,25 +18,28 @@ from loaders.errors import LoaderConfigError, StreamError
 from loaders.records.planner import Slice
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
-from loaders.streaming.receiver.session import DaemonSession, health
+from loaders.streaming.receiver.remote_daemon import RemoteDaemon, health, unpack
+from loaders.streaming.settings import StreamSettings
 
 pytestmark = pytest.mark.process
 
 
 @contextmanager
-def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[DaemonSession]:
-    options = {"streams": 2, "timeout_s": 5} | options
-    with zmq.Context() as context, DaemonSession(context, zmq.Poller(), endpoint, keys=keys, **options) as session:  # type: ignore[arg-type]
+def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[RemoteDaemon]:
+    given = {"batch_size": 8, "seed": 0, "streams": 2, "timeout_s": 5, "warm_bytes": 0} | options
+    settings = StreamSettings(endpoint=endpoint, keys=keys, **given)  # type: ignore[arg-type]
+    with zmq.Context() as context, RemoteDaemon(context, zmq.Poller(), endpoint, settings) as session:
         yield session
 
 
-def _first_batch(session: DaemonSession) -> tuple[BatchHeader, list[memoryview]]:
-    session.streams[0].ask(0, session.request(0, 0, 0, (Slice(0, 0, 3),)))
+def _first_batch(session: RemoteDaemon) -> tuple[BatchHeader, list[memoryview]]:
+    session.ask(0, 0, 0, (Slice(0, 0, 3),), 1)
     assert session.streams[0].socket.poll(5000)
     frames = session.streams[0].receive()
     assert frames is not None
-    header, records = session.unpack(frames)
+    header, records = unpack(session.endpoint, frames)
     assert isinstance(header, BatchHeader)
+    session.done(0)
     return header, records
 
 
@@ -99,17 +101,6 @@ def test_with_its_key_a_client_gets_what_it_asks_for(locked: object, keys: Path,
     assert len(header.ids) == 3
     report = health(locked.endpoint, timeout_s=5, keys=keys / "client")  # type: ignore[attr-defined]
     assert report["batches"] == 1 and report["malformed"] == report["rejected"] == 0
-
-
-def _answer(endpoint: str, *frames: bytes, set_up: Callable[[zmq.Socket[bytes]], None] | None = None) -> object:
-    """Return what a connection gets for a message within half a second."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        if set_up is not None:
-            set_up(dealer)
-        dealer.connect(endpoint)
-        dealer.send_multipart(frames)
-        return dealer.recv_multipart() if dealer.poll(500) else None
 
 
 def test_without_the_key_nothing_is_answered_not_even_the_catalog(locked: object, keys: Path, tmp_path: Path) -> None:
@@ -287,18 +278,3 @@ def test_keygen_says_which_half_is_for_whom(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == [f"{tmp_path}/k/daemon", f"{tmp_path}/k/client"]
     again = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 2 and again.stderr.startswith(f"error: {tmp_path}/k/daemon ")
-
-
-def test_an_endless_handshake_takes_no_memory(locked: object) -> None:
-    """Before the authenticator has said yes, nothing that a connection sends is kept."""
-    before = locked.anonymous_bytes()  # type: ignore[attr-defined]
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + bytes(32)
-    frame = b"\x03" + struct.pack(">Q", 2**20) + bytes(2**20)
-    with socket.create_connection(("127.0.0.1", locked.port)) as peer:  # type: ignore[attr-defined]
-        try:
-            peer.sendall(greeting)
-            for _ in range(100):
-                peer.sendall(frame)
-        except OSError:
-            pass
-    assert locked.anonymous_bytes() - before < 16 * 2**20  # type: ignore[attr-defined]

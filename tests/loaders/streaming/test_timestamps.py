@@ -27,12 +27,6 @@ def test_events_are_lines_with_the_utc_time_and_who_noted_them(tmp_path: Path) -
     assert batch == {"event": "batch_received", "epoch": 1, "batch": 7, "bytes": 1000, "rank": 3}
 
 
-def test_a_name_with_quotes_is_json_all_the_same(tmp_path: Path) -> None:
-    with TimestampLogger(tmp_path / "events", daemon='a "b" \n c') as log:
-        log.log("epoch_start", epoch=0)
-    assert _read(tmp_path / "events")[0]["daemon"] == 'a "b" \n c'
-
-
 def test_what_was_noted_is_written_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with TimestampLogger(path) as log:
@@ -40,15 +34,6 @@ def test_what_was_noted_is_written_at_the_end_of_an_epoch(tmp_path: Path) -> Non
         assert path.read_text() == ""
         log.log("epoch_end", epoch=0)
         assert [event["event"] for event in _read(path)] == ["batch_received", "epoch_end"]
-
-
-def test_what_is_in_the_file_stays(tmp_path: Path) -> None:
-    for epoch in range(2):
-        log = TimestampLogger(tmp_path / "events")
-        log.log("epoch_start", epoch=epoch)
-        log.close()
-        log.close()
-    assert [event["epoch"] for event in _read(tmp_path / "events")] == [0, 1]
 
 
 def test_threads_lose_none_and_tear_none(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from loaders.streaming.protocol import (
     MAX_PADDING,
     MAX_SLICES,
     BatchHeader,
-    Catalog,
     Get,
     Health,
     HealthReport,
     Hello,
     Refusal,
-    Shard,
+    ServedShard,
+    ShardCatalog,
     Warm,
     Warmed,
     pack,
@@ -41,10 +41,12 @@ requests = st.one_of(
     st.builds(Warm, number, st.integers(0, MAX_PADDING)),
     st.builds(Get, number, st.text(), number, number, slices, st.sampled_from(["raw", "msgpack"])),
 )
-shards = st.builds(Shard, st.text(), number, number, st.text())
+shards = st.builds(ServedShard, st.text(), number, number, st.text())
 replies = st.one_of(
     st.builds(
-        Catalog, st.text(), st.lists(st.builds(Shard, st.text(), number, number, st.text()), min_size=1).map(tuple)
+        ShardCatalog,
+        st.text(),
+        st.lists(st.builds(ServedShard, st.text(), number, number, st.text()), min_size=1).map(tuple),
     ),
     st.builds(Warmed, number),
     st.builds(Refusal, number, st.text()),
@@ -60,7 +62,7 @@ def test_a_request_arrives_as_it_was_sent(request: Hello | Health | Warm | Get) 
 
 @settings(deadline=None)
 @given(replies)
-def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Warmed | Refusal | HealthReport) -> None:
+def test_a_reply_arrives_as_it_was_sent(reply: ShardCatalog | Warmed | Refusal | HealthReport) -> None:
     assert unpack_answer([pack(reply)]) == (reply, [])
     assert unpack_answer([pack(reply), b"more"]) == (reply, [memoryview(b"more")])
 
@@ -90,7 +92,7 @@ def _valid() -> list[bytes]:
         pack(Warm(5, 1000)),
         pack(Get(1, "f" * 32, 2, 3, tuple(Slice(shard, 10 * shard, 8) for shard in range(20)))),
         pack(Get(2**62, "f", 2, 3, (Slice(2**62, 1, 1),), "msgpack")),
-        pack(Catalog("f" * 32, tuple(Shard(f"shard-{index}", 10, 1000, "d" * 32) for index in range(5)))),
+        pack(ShardCatalog("f" * 32, tuple(ServedShard(f"shard-{index}", 10, 1000, "d" * 32) for index in range(5)))),
         pack(Warmed(7)),
         pack(header),
         pack_whole(header, [b"record" * 20, b"other"]),
@@ -102,10 +104,14 @@ def _valid() -> list[bytes]:
 
 VERSION = msgpack.unpackb(msgpack.unpackb(pack(Hello()))[1])[0]
 ONE_SLICE = np.array([0, 0, 1], "<i8").tobytes()
+GET = {"kind": "get", "sequence": 0, "fingerprint": "", "epoch": 0, "batch": 0, "slices": ONE_SLICE}
+BATCH = {"kind": "batch", "sequence": 0, "epoch": 0, "batch": 0} | dict.fromkeys(
+    ("ids", "labels", "offsets", "sizes", "checksums"), ONE_SLICE
+)
 
 
-def _message(fields: object) -> bytes:
-    body = msgpack.packb(fields)
+def _message(message: object, version: int = VERSION) -> bytes:
+    body = msgpack.packb([version, message])
     return msgpack.packb((crc32c(body), body))
 
 
@@ -133,12 +139,14 @@ def mutated(count: int, seed: int) -> Iterator[bytes]:
         yield bytes(frame)
 
 
+KINDS = ("hello", "health", "warm", "get", "catalog", "warmed", "batch", "refusal", "report")
+
+
 def rubbish(count: int, seed: int) -> Iterator[bytes]:
     """Frames of random bytes, every other one begun as a message of ours is."""
     draw = random.Random(seed)
     for index in range(count):
-        start = msgpack.packb([VERSION, draw.choice(("get", "batch", "catalog", "warm", "grant", "report"))])[1:]
-        head = bytes([0x90 + draw.randrange(16)]) + start if index % 2 else b""
+        head = msgpack.packb([VERSION, {"kind": draw.choice(KINDS)}])[:-1] if index % 2 else b""
         yield head + draw.randbytes(draw.choice((0, 1, 5, 20, 200, 5000)))
 
 
@@ -159,8 +167,10 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3),
     max_leaves=20,
 )
-kinds = st.sampled_from(["hello", "health", "warm", "get", "catalog", "grant", "warmed", "batch", "refusal", "report"])
-near_misses = st.tuples(kinds, st.lists(anything, max_size=8)).map(lambda pair: [VERSION, pair[0], *pair[1]])
+names = st.sampled_from([*GET, *BATCH, "padding", "reason", "fields", "shards", "check", "wire", "lengths"])
+near_misses = st.builds(
+    lambda kind, fields: {"kind": kind} | fields, st.sampled_from(KINDS), st.dictionaries(names, anything, max_size=9)
+)
 
 
 @settings(deadline=None)
@@ -182,19 +192,21 @@ def test_whatever_arrives_is_a_message_or_an_error_of_ours(data: bytes) -> None:
         b"\xc6\xff\xff\xff\xff",  # four gigabytes
         b"\x91" * 5000,  # lists in lists
         b"\xdf\x7f\xff\xff\xff" + b"\x00" * 50,
-        _message([VERSION, "get", True, "", 0, 0, ONE_SLICE, "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, b"", "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, [[0, 0, 1]], "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE[1:], "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE * (MAX_SLICES + 1), "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, np.array([0, -1, 1], "<i8").tobytes(), "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, ["abc"], "raw", False]),
-        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE, "zip", False]),
-        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE, ["raw"], False]),
-        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE]),
-        _message([VERSION, "warm", 0, MAX_PADDING + 1]),
-        _message([VERSION, "hello", 0]),
-        _message([1, "hello"]),
+        _message([]),
+        _message({}),
+        _message({"kind": "get"}),
+        _message(GET | {"sequence": True}),
+        _message(GET | {"slices": b""}),
+        _message(GET | {"slices": [[0, 0, 1]]}),
+        _message(GET | {"slices": ONE_SLICE[1:]}),
+        _message(GET | {"slices": ONE_SLICE * (MAX_SLICES + 1)}),
+        _message(GET | {"slices": np.array([0, -1, 1], "<i8").tobytes()}),
+        _message(GET | {"wire": "zip"}),
+        _message(GET | {"wire": ["raw"]}),
+        _message(GET | {"check": 1}),
+        _message({"kind": "warm", "sequence": 0, "padding": MAX_PADDING + 1}),
+        _message(BATCH),
+        _message({"kind": "hello"}, version=1),
     ],
 )
 def test_a_malformed_request_is_refused(data: bytes) -> None:
@@ -205,15 +217,13 @@ def test_a_malformed_request_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        _message([VERSION, "batch", 0, 0, 0, b"1234567"]),
-        _message([VERSION, "batch", 0, 0, 0, bytes(24)]),
-        _message([VERSION, "batch", 0, 0, 0, bytes(32), ["text"]]),
-        _message([VERSION, "catalog", "", []]),
-        _message([VERSION, "catalog", "", [["name", 1, 2]]]),
-        _message([VERSION, "grant", 0, True, bytes(16), bytes(32)]),
-        _message([VERSION, "grant", 1, True, bytes(15), bytes(32)]),
-        _message([VERSION, "grant", 1, True, bytes(16), bytes(33)]),
-        _message([VERSION, "report", {"a": 1}, 2]),
+        _message(GET),
+        _message(BATCH | {"ids": b"1234567"}),
+        _message(BATCH | {"ids": bytes(16)}),
+        _message(BATCH | {"ids": ["text"]}),
+        _message({"kind": "catalog", "fingerprint": "", "shards": []}),
+        _message({"kind": "catalog", "fingerprint": "", "shards": [{"name": "a", "records": 1}]}),
+        _message({"kind": "report", "fields": 2}),
     ],
 )
 def test_a_malformed_reply_is_refused(data: bytes) -> None:
@@ -230,7 +240,7 @@ def test_an_answer_without_a_frame_is_refused() -> None:
 def test_slices_that_are_not_the_frame_together_are_refused(lengths: list[int] | str) -> None:
     array = np.arange(2)
     header, joined = pack_joined(BatchHeader(3, 1, 2, array, array, array, array, array), [b"one", b"more"])
-    fields = msgpack.unpackb(msgpack.unpackb(header)[1])
-    fields[-1] = lengths if isinstance(lengths, str) else np.array(lengths, "<i8").tobytes()
-    with pytest.raises(WireError, match="joined"):
+    _, fields = msgpack.unpackb(msgpack.unpackb(header)[1])
+    fields["lengths"] = lengths if isinstance(lengths, str) else np.array(lengths, "<i8").tobytes()
+    with pytest.raises(WireError, match="lengths"):
         unpack_answer([_message(fields), joined])

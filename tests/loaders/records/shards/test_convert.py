@@ -38,7 +38,7 @@ def test_every_sample_is_in_the_shards_once_with_its_bytes(samples: Samples, sha
 
 
 def test_shards_keep_to_their_size(samples: Samples, tmp_path: Path) -> None:
-    largest = int(samples.sizes.max()) + 200
+    largest = int(samples.sizes.max()) + 300
     opened = ShardSet.open(convert(samples, tmp_path / "out", key="a", shard_bytes=largest))
     assert all(shard.nbytes <= largest for shard in opened.shards)
     one_each = ShardSet.open(convert(samples, tmp_path / "tiny", key="a", shard_bytes=1))

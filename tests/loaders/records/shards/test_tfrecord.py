@@ -29,6 +29,11 @@ def _record(payload: bytes) -> bytearray:
     return bytearray(buffer.getvalue())
 
 
+def test_the_checksum_is_masked_as_the_format_asks() -> None:
+    # CRC-32C of RFC 3720, rotated right by 15 and increased: 0xE3069283 -> 0x2507C60D + 0xA282EAD8
+    assert masked_crc32c(b"123456789") == 0xC78AB0E5
+
+
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=400), max_size=6))
 def test_what_is_written_is_read(payloads: list[bytes]) -> None:

