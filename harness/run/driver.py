@@ -14,19 +14,20 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.collect import collect
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
 from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
+from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
-from harness.run.cell_driver import CellContext
-from harness.run.cell_loop import run_cells
+from harness.run.cells.loop import run_cells
+from harness.run.cells.run_cell import CellContext
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
+from harness.run.datasets import RunData, open_data
 from harness.run.energy_agent import EnergyAgent
 from harness.run.environments import describe_environments, make_environments
 from harness.run.host_data import open_data_on
@@ -34,7 +35,6 @@ from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
 from harness.run.progress import Progress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
-from harness.run.run_datasets import RunData, open_data
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.hosts import HostsOfRun, HostsTestbed
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory

@@ -17,8 +17,8 @@ from harness.config.targets import instantiate
 from harness.datasets import Progress
 from harness.errors import CellError, ConfigError, HarnessError
 from harness.run.daemon import make_keys, serving
+from harness.run.datasets import OpenData, RunData
 from harness.run.environments import python_of
-from harness.run.run_datasets import OpenData, RunData
 from harness.testbed.base import LOOPBACK, Node
 from harness.workloads import Workload
 from joulefeed.child import ChildError

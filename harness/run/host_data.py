@@ -24,8 +24,8 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
 from harness.results.preparation import Preparation
+from harness.run.datasets import OpenData, RunData, open_data
 from harness.run.forms import PreparedForm
-from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
 from joulefeed.child import Child, ChildError
 from loaders.base import Samples

@@ -9,11 +9,11 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from energymon import EnergyError, SqliteStore
-from harness.collect import find_invalid_cells, read_cells
 from harness.config.experiment import config_hash, differences
 from harness.config.specs import Experiment
 from harness.errors import ResultsError
 from harness.results.cells import Cell
+from harness.results.collect import find_invalid_cells, read_cells
 from harness.results.files import write_json, write_whole
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Ledger

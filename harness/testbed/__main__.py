@@ -70,7 +70,7 @@ def _play(options: argparse.Namespace) -> int:
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(Console(stderr=True)))
             if options.command == "collect":
-                from harness.run.collection import collect_hosts
+                from harness.run.hosts.bring_home import collect_hosts
 
                 print("\n".join(map(str, collect_hosts(inventory, Path(options.folder), progress, options.limit))))
                 return 0

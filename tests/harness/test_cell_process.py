@@ -7,7 +7,7 @@ import time
 import pytest
 
 from harness.errors import CellError
-from harness.run.cell_process import CellProcess
+from harness.run.cells.process import CellProcess
 from harness.testbed.base import Node
 
 pytestmark = pytest.mark.process

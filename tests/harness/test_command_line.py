@@ -6,9 +6,9 @@ import sys
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
+from harness.cli import INHERITED, main
 from harness.config import command_line
 from harness.errors import ConfigError
-from harness.run.cli import INHERITED, main
 from harness.testbed import unprivileged
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from harness.errors import CellError, TestbedError
 from harness.results.cells import Cell
-from harness.run import cell_loop, controller
+from harness.run.cells import loop as cell_loop
+from harness.run.hosts import controller
 from harness.testbed import playbook
 from harness.testbed.hosts import HostLostError
 from harness.testbed.inventory import Inventory

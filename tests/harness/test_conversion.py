@@ -10,7 +10,7 @@ from harness.config.experiment import experiment_from
 from harness.config.specs import EnergySpec
 from harness.results.preparation import PREPARATION, read_preparations
 from harness.run import conversion
-from harness.run.run_datasets import open_data
+from harness.run.datasets import open_data
 
 pytestmark = pytest.mark.process
 

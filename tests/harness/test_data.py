@@ -8,7 +8,7 @@ from PIL import Image
 
 from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
-from harness.run.run_datasets import open_data
+from harness.run.datasets import open_data
 from loaders.base import Samples
 
 TWO = ("+experiment=smoke", "~loaders.streaming", "+workload@workloads.two=resnet50", "workloads.two.batch_size=2")

@@ -10,7 +10,7 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, open_shards, place
-from harness.run.data_access import DataOnNodes, open_access
+from harness.run.cells.data_access import DataOnNodes, open_access
 from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples

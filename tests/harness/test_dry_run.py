@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from harness.run.cli import main
+from harness.cli import main
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 

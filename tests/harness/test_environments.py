@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import main
 from harness.config.command_line import compose_config
 from harness.config.experiment import experiment_from
 from harness.errors import TestbedError
 from harness.run import environments
-from harness.run.cli import main
 from harness.run.environments import python_of
 from loaders.fixed import FixedBatchLoader
 

@@ -22,7 +22,11 @@ def python(folder, *arguments, **environment):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [("harness", "loaders/__init__.py"), ("harness.report", "energymon.py"), ("harness.collect", "conf/__init__.py")],
+    [
+        ("harness", "loaders/__init__.py"),
+        ("harness.report", "energymon.py"),
+        ("harness.results.collect", "conf/__init__.py"),
+    ],
 )
 def test_it_is_named_in_one_line(module, name, tmp_path):
     theirs = tmp_path / name

@@ -20,10 +20,10 @@ from harness.config.validation import parse
 from harness.datasets.placement import PlacedData
 from harness.errors import CellError, ConfigError
 from harness.results.cells import RankEpoch
-from harness.run.cell_ranks import CellRanks
+from harness.run.cells.rank_files import join_batches, make_folders, rank_events, rank_nodes, rank_records, rank_spec
+from harness.run.cells.ranks import CellRanks
 from harness.run.components import check_components
 from harness.run.driver import hosts_of_run
-from harness.run.rank_files import join_batches, make_folders, rank_events, rank_nodes, rank_records, rank_spec
 from harness.testbed.base import Node
 from harness.testbed.inventory import Host, Inventory
 from loaders.base import Samples

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from harness.cli import main
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from harness.run.cli import main
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.state import RunNames, RunState, living_runs, state_root
 

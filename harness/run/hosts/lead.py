@@ -1,4 +1,4 @@
-"""The run on the lead of several hosts: `python -m harness.run.lead`, which the controller starts over its supervisor.
+"""The run on the lead of several hosts: `python -m harness.run.hosts.lead`, which the controller starts.
 
 It reads an Assignment, a line of JSON. It writes lines of JSON: calls of the controller's Progress, the results folder
 and its plan as soon as they exist, and at the end how many cells failed, or the error that ended the run.

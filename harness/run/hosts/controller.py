@@ -21,7 +21,7 @@ from harness.results.files import write_whole
 from harness.results.folder import RunFolder, move_home
 from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
-from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
+from harness.run.hosts.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
 from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import LOST, Connection, RemoteNode
@@ -127,7 +127,7 @@ class _Lead:
                 self._send(self._resumed.folder)
             order = Order(
                 run_id=self._run_id,
-                argv=("-m", "harness.run.lead"),
+                argv=("-m", "harness.run.hosts.lead"),
                 is_python=True,
                 text=self._assignment().to_json(),
                 silence_s=SILENCE_S,

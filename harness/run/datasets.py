@@ -16,9 +16,9 @@ from harness.datasets.placement import HALF_SHARDS, PlacedData, Role, is_cut, op
 from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
 from harness.results.preparation import Preparation, store_preparations
+from harness.run.cells.data_access import DataOnNodes
 from harness.run.conversion import ConversionMeter
 from harness.run.daemon import Keys
-from harness.run.data_access import DataOnNodes
 from harness.run.forms import PreparedForm, check_forms, open_forms
 from harness.system.disk import free_bytes, spelled
 from loaders.errors import LoaderError

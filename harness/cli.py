@@ -63,7 +63,7 @@ more
   --hydra-help                      Hydra's own flags
   --version                         print joulefeed's version
   python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
-  python -m harness.collect FOLDER  judge the rows again
+  python -m harness.results.collect FOLDER  judge the rows again
   python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
   python -m energymon doctor        its energy sensors
 
@@ -192,8 +192,8 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
         _make_environments_before(experiment)
         _enter_user_namespace(cfg, overrides)
     from harness.report import print_table
-    from harness.run.controller import run_on_hosts
     from harness.run.driver import run as run_here
+    from harness.run.hosts.controller import run_on_hosts
 
     with Progress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *overrides])

@@ -41,12 +41,8 @@ from harness.results.checks import ONE_CLOCK
 from harness.results.epochs import find_epoch_edges, to_readings_ns
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
-from harness.run.cell_ranks import CellRanks
-from harness.run.daemon import Daemon
-from harness.run.data_access import DataAccess, DataOnNodes, open_access
-from harness.run.energy_agent import EnergyAgent
-from harness.run.host_energy import HostAgents
-from harness.run.rank_files import (
+from harness.run.cells.data_access import DataAccess, DataOnNodes, open_access
+from harness.run.cells.rank_files import (
     LOADER_EVENTS,
     join_batches,
     make_folders,
@@ -57,6 +53,10 @@ from harness.run.rank_files import (
     send_spec,
     temporary_files,
 )
+from harness.run.cells.ranks import CellRanks
+from harness.run.daemon import Daemon
+from harness.run.energy_agent import EnergyAgent
+from harness.run.host_energy import HostAgents
 from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters

@@ -1,4 +1,7 @@
-"""From the cells of a results folder to its rows and checks: `python -m harness.collect FOLDER` judges it again."""
+"""From the cells of a results folder to its rows and checks.
+
+`python -m harness.results.collect FOLDER` judges it again.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def find_invalid_cells(cells: Sequence[CellData], tolerances: Tolerances) -> set
 
 def main(argv: list[str] | None = None) -> int:
     """Judge a results folder again from what its cells stored; status 3: a cell is damaged, 6: a row is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m harness.collect", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m harness.results.collect", description=main.__doc__)
     parser.add_argument("folder", nargs="?", default="results/latest", help="a run's folder (%(default)s)")
     name = parser.parse_args(argv).folder
     try:
