@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,12 +24,13 @@ from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
 from harness.config.sweep import Job
-from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError
+from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError, ResultsError
 from harness.system.disk import check_writable, disk_errors, folder_of
 from joulefeed.signals import Interrupted, interrupted
 
 if TYPE_CHECKING:  # pydantic's models are for the commands that run something
     from harness.config.specs import Experiment
+    from harness.report import Rendered, Report
 
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
@@ -191,31 +193,64 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     if needs_link and experiment.testbed.kind not in ("local", "ssh"):
         _make_environments_before(experiment)
         _enter_user_namespace(cfg, overrides)
-    from harness.report import print_table
-    from harness.run.driver import run as run_here
+    from harness.report.figures import check_figures
+    from harness.run.driver import measure
     from harness.run.hosts.controller import run_on_hosts
 
+    try:
+        check_figures(experiment.figures)
+    except ResultsError as error:
+        raise ConfigError(str(error)) from error
     with Progress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *overrides])
-        run = run_on_hosts if experiment.testbed.kind == "ssh" else run_here
-        outcome = run(experiment, cfg, progress, command, on_folder)
-    print_table(outcome.report, Console())
-    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    for figure in outcome.rendered.broken:
-        again = f"draw it again with: {shlex.join(['python', '-m', 'harness.report', str(outcome.folder)])}"
-        console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
-    again = _resume_command(cfg, outcome.folder)
-    rows = outcome.report.results.rows
-    invalid = sum(not row.is_valid for row in rows)
-    for count, what, how in (
-        (outcome.failed, "cells failed; try them again", again),
-        (invalid, f"of {len(rows)} rows are invalid; measure them again", f"{again} resume_invalid=true"),
-    ):
-        if count:
-            console.print(f"{count} {what} with: {how}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if experiment.testbed.kind == "ssh":
+            outcome = run_on_hosts(experiment, cfg, progress, command, on_folder, _report_on)
+        else:
+            outcome = _report_on(*measure(experiment, cfg, progress, command, on_folder))
+    _show(outcome, console, _resume_command(cfg, outcome.folder))
     if outcome.failed:
         return CellError.exit_status
-    return INVALID_ROWS if invalid else BROKEN_FIGURE if outcome.rendered.broken else 0
+    return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.rendered.broken else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _RunEnd:
+    """A run that has ended, and its report."""
+
+    folder: Path
+    failed: int
+    """Cells without a result."""
+    report: Report
+    rendered: Rendered
+
+    @property
+    def invalid(self) -> int:
+        """Rows that a validity rule refuses."""
+        return sum(not row.is_valid for row in self.report.results.rows)
+
+
+def _report_on(folder: Path, failed: int) -> _RunEnd:
+    from harness.report import read_report, render
+
+    report = read_report(folder)
+    return _RunEnd(folder, failed, report, render(report))
+
+
+def _show(outcome: _RunEnd, console: Console, again: str) -> None:
+    """Print the table of a run, where its report is, and what to do about cells, rows and figures that are missing."""
+    from harness.report import print_table
+
+    print_table(outcome.report, Console())
+    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    redraw = shlex.join(["python", "-m", "harness.report", str(outcome.folder)])
+    lines = [f"{figure.text}; draw it again with: {redraw}" for figure in outcome.rendered.broken]
+    if outcome.failed:
+        lines.append(f"{outcome.failed} cells failed; try them again with: {again}")
+    if outcome.invalid:
+        rows = f"{outcome.invalid} of {len(outcome.report.results.rows)} rows"
+        lines.append(f"{rows} are invalid; measure them again with: {again} resume_invalid=true")
+    for line in lines:
+        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str] = ()) -> None:

@@ -15,9 +15,7 @@ from uuid import uuid4
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.specs import Experiment
-from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
-from harness.report import Rendered, Report, read_report, render
-from harness.report.figures import check_figures
+from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
 from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
@@ -49,38 +47,12 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    folder: Path
-    failed: int
-    """Cells without a result."""
-    report: Report
-    """The results and the verdicts on the claims."""
-    rendered: Rendered
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """The other hosts of a run that this host leads."""
 
     inventory: Inventory
     run_id: str
     ssh_config: Path = LEAD_SSH_CONFIG
-
-
-def run(
-    experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
-) -> Outcome:
-    """Run (or resume) an experiment on this machine, and report on it. `measure` has the arguments and the errors."""
-    folder, failed = measure(experiment, cfg, progress, command, on_folder)
-    return report_on(folder, failed)
-
-
-def report_on(folder: Path, failed: int) -> Outcome:
-    """Draw the report of a run in which so many cells have no result. Raises ResultsError when it cannot be read."""
-    report = read_report(folder)
-    return Outcome(folder, failed, report, render(report))
 
 
 def measure(
@@ -163,15 +135,11 @@ def measure(
 
 
 def check(experiment: Experiment, cfg: DictConfig) -> None:
-    """Check the classes, limits and figures of an experiment; raises ConfigError naming the key, or TestbedError."""
+    """Check the classes and limits of an experiment; raises ConfigError naming the key, or TestbedError."""
     check_components(experiment)
     limits = [experiment.testbed.memory_mb, *(one.daemon.get("memory_mb") for one in experiment.loaders.values())]
     if any(limit is not None for limit in limits) and (obstacles := memory_obstacles()):
         raise TestbedError("; ".join(obstacles))
-    try:
-        check_figures(experiment.figures)
-    except ResultsError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _start_hosts(experiment: Experiment, cluster: Cluster, progress: Progress) -> Testbed:

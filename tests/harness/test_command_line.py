@@ -90,7 +90,7 @@ def started(monkeypatch, tmp_path):
         found.append((experiment, command))
         raise ConfigError("far enough")
 
-    monkeypatch.setattr("harness.run.driver.run", run)
+    monkeypatch.setattr("harness.run.driver.measure", run)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # it is set, and unset again after the test
 
     def start(*argv):

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +19,7 @@ from harness.config.specs import Experiment
 from harness.errors import HarnessError, TestbedError
 from harness.results.files import write_whole
 from harness.results.folder import RunFolder, move_home
-from harness.run.driver import Outcome, check, hosts_of_run, report_on
+from harness.run.driver import check, hosts_of_run
 from harness.run.host_energy import read_token
 from harness.run.hosts.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
@@ -34,12 +34,21 @@ _BEAT_S: Final = 2.0
 _END_S: Final = 60.0
 """What the lead may take to end a run that is interrupted."""
 _LOOK_S: Final = 60.0
+T = TypeVar("T")
 
 
 def run_on_hosts(
-    experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
-) -> Outcome:
-    """Run (or resume) an experiment on several hosts, as `harness.run.driver.run` does on one machine.
+    experiment: Experiment,
+    cfg: DictConfig,
+    progress: Progress,
+    command: str,
+    on_folder: Callable[[Path], None],
+    report_on: Callable[[Path, int], T],
+) -> T:
+    """Run (or resume) an experiment on several hosts, as `harness.run.driver.measure` does on one machine.
+
+    Returns what `report_on` makes of the results folder and the number of failed cells, as soon as they are home: they
+    have their report even where the hosts cannot be taken back.
 
     Raises:
         HarnessError: the run cannot start or go on. A failed cell does not raise; the others are run.
@@ -72,7 +81,6 @@ def run_on_hosts(
         folder = lead.bring_home(results_dir, progress)
         assert folder is not None
         on_folder(folder)
-        # Whatever becomes of the hosts, the results have their report.
         return report_on(folder, failed)
 
 
