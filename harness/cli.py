@@ -269,7 +269,7 @@ def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str
 
 def _make_environments_before(experiment: Experiment) -> None:
     """Make the environments of an experiment that a user namespace, which has no network, could not make."""
-    from harness.run.environments import make_environments
+    from harness.run.prepare import make_environments
     from harness.testbed.unprivileged import namespace_obstacles
 
     if namespace_obstacles():

@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, TextIO, cast
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_batches
 from harness.cell.events import EventLog
+from harness.cell.loader import batch_size_of, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.ranks import Ranks, joined, joined_by_torchrun
 from harness.cell.skipped import EVENT as SKIPPED
-from harness.config.targets import instantiate, takes
+from harness.config.targets import instantiate
 from harness.errors import CellError
-from loaders.base import Loader, Samples
+from loaders.base import Loader
 
 if TYPE_CHECKING:
     from harness.workloads import Workload
@@ -198,41 +199,7 @@ def _agree(ranks: Ranks | None, loader: Loader, spec: CellSpec, workload: Worklo
     """Agree with the other ranks on the steps of an epoch; None for a cell of one process."""
     if ranks is None:
         return None
-    return ranks.agree(math.ceil(len(cast(Sized, loader)) / _batch_size(spec, workload, ranks)))
-
-
-def _batch_size(spec: CellSpec, workload: Workload, ranks: Ranks | None) -> int:
-    """Return the samples of this rank's batch: with an imbalance the last rank's batches are larger, not more."""
-    imbalance = float(spec.loader.params.get("imbalance", 0.0))
-    if ranks is None or ranks.rank < ranks.world_size - 1:
-        return workload.batch_size
-    return round(workload.batch_size * (1 + imbalance))
-
-
-def make_loader(
-    spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False, ranks: Ranks | None = None
-) -> Loader:
-    """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone.
-
-    With several `ranks` it is the loader of this one's share, and every sample is some rank's.
-
-    Raises ConfigError for arguments that the loader does not take.
-    """
-    common: dict[str, object] = {
-        "transform": workload.transform,
-        "batch_size": _batch_size(spec, workload, ranks),
-        "seed": spec.seed,
-        "device": device,
-    }
-    if ranks is not None:
-        common |= {"rank": ranks.rank, "world_size": ranks.world_size, "remainder": "uneven"}
-    if spec.loader.reads == "stream":
-        common |= _stream_arguments(spec, warmup=warmup)
-    else:
-        samples = Samples.load(spec.samples).at(spec.data_root or Path())
-        common["samples"] = samples.first(spec.warmup_samples) if warmup else samples
-    loader: Loader = instantiate(spec.loader.target, {**common, **spec.loader.params})
-    return loader
+    return ranks.agree(math.ceil(len(cast(Sized, loader)) / batch_size_of(spec, workload, ranks)))
 
 
 def _times_skipped(loader: Loader) -> int:
@@ -248,23 +215,6 @@ def _why_no_batch(target: str, loader: Loader, epoch: int) -> str:
         f"epoch {epoch}: no batch is left of it: on_error=skip left out {len(skipped)} samples, the first of them "
         f"{first}: {why}"
     )
-
-
-def _stream_arguments(spec: CellSpec, *, warmup: bool) -> dict[str, object]:
-    given: dict[str, object] = (
-        {"endpoint": spec.endpoints[0]} if len(spec.endpoints) == 1 else {"endpoints": list(spec.endpoints)}
-    )
-    if spec.keys is not None:
-        given["keys"] = str(spec.keys)
-    target = spec.loader.target
-    if takes(target, "epochs"):
-        # The loader counts from 0. Epoch 0 is the warm-up, and 1 to n are the cell's own.
-        given["epochs"] = 1 if warmup else spec.epochs + 1
-    if warmup:
-        given["limit"] = spec.warmup_samples
-    elif takes(target, "events"):
-        given["events"] = spec.stream_events
-    return given
 
 
 def _boards(device: str) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from harness.config.regime import Regime
 from harness.config.sweep import variants
@@ -17,8 +17,8 @@ _Count = Annotated[int, Field(ge=1)]
 _NaturalNumber = Annotated[int, Field(ge=0)]
 
 
-class Component(Section):
-    """A class found by its import path, and the arguments that the config gives it.
+class ComponentSpec(Section):
+    """A class found by its import path, and the arguments that the config gives it, which the class checks.
 
     In a config the arguments stand beside `_target_` and the keys that are ours.
     """
@@ -29,38 +29,32 @@ class Component(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather(cls, section: object, info: ValidationInfo) -> object:
-        """Gather the arguments of the class; those that are checked here as well are in a field of their own, too."""
+    def _gather(cls, section: object) -> object:
+        """Gather the arguments of the class."""
         if not isinstance(section, Mapping) or ("target" in section and "_target_" not in section):
             return section
-        ours, checked = cls._keys(section)
-        own = {name: value for name, value in section.items() if name in {"_key_", "_target_"} | ours}
-        params = {str(name): value for name, value in section.items() if name not in own}
-        missing = {"_target_": ""} if info.context and "_target_" not in own else {}
-        return {**{name: params[name] for name in checked & params.keys()}, **own, **missing, "params": params}
+        ours = {"_key_", "_target_"} | cls._keys(section)
+        own = {name: value for name, value in section.items() if name in ours}
+        return {**own, "params": {str(name): value for name, value in section.items() if name not in ours}}
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        """Return the keys of a section that are ours, and the arguments that have a field of their own."""
-        return set(), set()
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        """Return the keys of a section that are ours."""
+        return set()
 
 
-class DatasetSpec(Component):
+class DatasetSpec(ComponentSpec):
     """A dataset that is generated; with a `tree` and its `root`, a real tree of files is read in its place."""
 
-    samples: _Count | None = None
-    seed: _NaturalNumber | None = None
-    tree: Component | None = None
+    tree: ComponentSpec | None = None
     """What reads a real tree. Without one, the keys below are arguments of the class."""
     root: Annotated[str, Field(min_length=1)] | None = None
     limit: _Count | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        if section.get("tree") is None:
-            return {"tree"}, {"samples"}
-        return {"tree", "root", "limit", "on_error"}, {"samples", "seed"}
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"tree"} if section.get("tree") is None else {"tree", "root", "limit", "on_error"}
 
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
@@ -68,27 +62,27 @@ class DatasetSpec(Component):
             raise ValueError(f"limit={self.limit}: belongs to a real tree, which root names; set samples here")
         return self
 
-    def component(self, seed: int) -> Component:
+    def component(self, seed: int) -> ComponentSpec:
         """Return the class that makes or reads the samples; `seed` chooses among those of a tree by default."""
         if self.tree is None or self.root is None:
-            return Component(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
-        chosen = {"limit": self.limit, "seed": seed if self.seed is None else self.seed}
+            return ComponentSpec(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
+        own_seed = self.params.get("seed")
+        chosen = {"limit": self.limit, "seed": seed if own_seed is None else own_seed}
         real = {"name": "tree", "root": self.root, "on_error": self.on_error, **chosen}
-        return Component(key="tree", target=self.tree.target, params={**self.tree.params, **real})
+        return ComponentSpec(key="tree", target=self.tree.target, params={**self.tree.params, **real})
 
 
-class WorkloadSpec(Component):
+class WorkloadSpec(ComponentSpec):
     """A model to train, and its own dataset where it has one."""
 
-    batch_size: _Count | None = None
     dataset: DatasetSpec | None = None
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"dataset"}, {"batch_size"}
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"dataset"}
 
 
-class LoaderSpec(Component):
+class LoaderSpec(ComponentSpec):
     """A loader and how it reaches the data."""
 
     reads: Literal["files", "stream", "once"] = "files"
@@ -110,20 +104,13 @@ class LoaderSpec(Component):
     """The arguments that the sweep sets; empty without one."""
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}, set()
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}
 
     @field_validator("daemon", mode="before")
     @classmethod
     def _fill_daemon(cls, value: object) -> object:
         return {} if value is None else value
-
-    @model_validator(mode="after")
-    def _check_numbers(self) -> Self:
-        for name, value in self.params.items():
-            if isinstance(value, int | float) and value < 0:
-                raise ValueError(f"{name}={value}: expected a number that is 0 or more")
-        return self
 
 
 class AcceleratorSpec(Section):
@@ -287,15 +274,19 @@ class Experiment(Section):
 
         Args:
             config: the config's keys and values, with its interpolations resolved.
-            stored: whether it comes from a results folder. Sections that an older version did not have take their
-                defaults, and keys that this version does not have are left out; default: False.
+            stored: whether it comes from a results folder; default: False.
 
         Raises:
-            ConfigError: a key or value is wrong, or a new experiment lacks a name, a dataset or one of the groups.
+            ConfigError: a key or value is wrong, which in a stored config is one of another version, or a new
+                experiment lacks a name, a dataset or one of the groups.
         """
         if not stored:
             _check_chosen(config)
-        return parse(cls, config, stored=stored)
+            return parse(cls, config)
+        try:
+            return parse(cls, config)
+        except ConfigError as error:
+            raise ConfigError(f"is of another version of joulefeed ({error})") from error
 
     @model_validator(mode="before")
     @classmethod
@@ -378,7 +369,7 @@ class Experiment(Section):
         return self
 
     @cached_property
-    def datasets(self) -> Mapping[str, Component]:
+    def datasets(self) -> Mapping[str, ComponentSpec]:
         """What each workload is trained on, by the workload's key; equal ones are one dataset."""
         found = {key: workload.dataset or self.dataset for key, workload in self.workloads.items()}
         return {key: dataset.component(self.seed) for key, dataset in found.items() if dataset is not None}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.specs import Component, Experiment, LoaderSpec
+from harness.config.specs import ComponentSpec, Experiment, LoaderSpec
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import storage_errors
@@ -17,9 +17,8 @@ from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
 from harness.results.preparation import Preparation, store_preparations
 from harness.run.cells.data_access import DataOnNodes
-from harness.run.conversion import ConversionMeter
 from harness.run.daemon import Keys
-from harness.run.forms import PreparedForm, check_forms, open_forms
+from harness.run.prepare import ConversionMeter, PreparedForm, check_forms, open_forms
 from harness.system.disk import free_bytes, spelled
 from loaders.errors import LoaderError
 
@@ -127,7 +126,7 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress, storages:
     """
     check_forms(experiment, storages)
     _check_room(experiment, cache, storages)
-    opened: list[tuple[Component, OpenData]] = []
+    opened: list[tuple[ComponentSpec, OpenData]] = []
     for component in experiment.datasets.values():
         if all(component != known for known, _ in opened):
             opened.append((component, _open(experiment, component, cache, progress, storages)))
@@ -136,20 +135,25 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress, storages:
         for key, component in experiment.datasets.items()
     }
     for key, workload in experiment.workloads.items():
-        batch_size, handle = workload.params.get("batch_size", 1), found[key].handle
-        if batch_size > len(handle.samples):
-            raise ConfigError(
-                f"workloads.{key}.batch_size={batch_size} is larger than the dataset {handle.name} "
-                f"({len(handle.samples)} samples): expected at most {len(handle.samples)}"
-            )
+        handle = found[key].handle
+        check_batch(key, workload.params.get("batch_size", 1), len(handle.samples), handle.name)
     return RunData(found)
+
+
+def check_batch(key: str, batch_size: int, samples: int, dataset: str) -> None:
+    """Raise ConfigError for a batch that is larger than a dataset of so many samples."""
+    if batch_size > samples:
+        raise ConfigError(
+            f"workloads.{key}.batch_size={batch_size} is larger than the dataset ({dataset}): expected at most "
+            f"{samples}"
+        )
 
 
 def _check_room(experiment: Experiment, cache: Path, storages: int) -> None:
     """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
     needed, keys = 0, []
     converted = is_cut(experiment.placement, storages) or experiment.streams
-    seen: list[Component] = []
+    seen: list[ComponentSpec] = []
     for key, component in experiment.datasets.items():
         if component in seen:
             continue
@@ -167,7 +171,7 @@ def _check_room(experiment: Experiment, cache: Path, storages: int) -> None:
         )
 
 
-def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress, storages: int) -> OpenData:
+def _open(experiment: Experiment, component: ComponentSpec, cache: Path, progress: Progress, storages: int) -> OpenData:
     handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
     cut = is_cut(experiment.placement, storages)
     shards = preparation = None

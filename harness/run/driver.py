@@ -23,14 +23,14 @@ from harness.results.ledger import Ledger
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
 from harness.run.cells.loop import run_cells
 from harness.run.cells.run_cell import CellContext
-from harness.run.components import check_components
+from harness.run.check import check_components, try_loaders
 from harness.run.daemon import Keys, make_keys
 from harness.run.datasets import RunData, open_data
 from harness.run.energy_agent import EnergyAgent
-from harness.run.environments import describe_environments, make_environments
 from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
+from harness.run.prepare import describe_environments, make_environments
 from harness.run.progress import Progress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
 from harness.testbed import Testbed, clean, open_testbed
@@ -264,10 +264,7 @@ def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None,
                 f"{near.content_hash}): expected the same files in {cache}, or in dataset.root"
             )
         if not others:
-            # Its loaders import torch, which a lead whose data is on other hosts can do without.
-            from harness.run.dry_run import dry_run
-
-            dry_run(experiment, near, progress.follow)
+            try_loaders(experiment, near, progress.follow)
         data = near
     skipped = [path for one in data.each for path in one.handle.skipped]
     for path in skipped[:_SHOWN]:

@@ -24,8 +24,9 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
 from harness.results.preparation import Preparation
+from harness.run.check import try_loaders
 from harness.run.datasets import OpenData, RunData, open_data
-from harness.run.forms import PreparedForm
+from harness.run.prepare import PreparedForm
 from harness.testbed.base import Node
 from joulefeed.child import Child, ChildError
 from loaders.base import Samples
@@ -40,7 +41,7 @@ def open_data_on(
 ) -> RunData:
     """Make or find an experiment's datasets on each host, in the same folder; return them as the first one describes.
 
-    The first host also reads a sample of each workload and makes each loader, as `dry_run` does.
+    The first host also reads a sample of each workload and makes each loader, as `try_loaders` does.
 
     Args:
         nodes: the hosts.
@@ -164,10 +165,7 @@ def main() -> int:
         experiment = Experiment.from_config(order["config"])
         data = open_data(experiment, Path(order["cache"]), progress, order["storages"])
         if order["is_first"]:
-            # It imports torch, which the lead's side of this module can do without.
-            from harness.run.dry_run import dry_run
-
-            dry_run(experiment, data, progress)
+            try_loaders(experiment, data, progress)
         _store(data, Path(order["out"]))
     except HarnessError as error:
         _say({"error": str(error), "kind": type(error).__name__})

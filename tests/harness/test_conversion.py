@@ -9,7 +9,7 @@ from PIL import Image
 from harness.config.experiment import experiment_from
 from harness.config.specs import EnergySpec
 from harness.results.preparation import PREPARATION, read_preparations
-from harness.run import conversion
+from harness.run import prepare as conversion
 from harness.run.datasets import open_data
 
 pytestmark = pytest.mark.process

@@ -12,8 +12,8 @@ from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
+from harness.run.check import tried_daemon
 from harness.run.daemon import _arguments, check_daemon, make_keys, serving
-from harness.run.dry_run import dry_run_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
 
@@ -98,13 +98,13 @@ def test_a_module_without_a_model_of_its_options_is_refused():
 def test_what_only_the_daemon_can_know_is_told_in_its_words(shards):
     with (
         pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: .*congestion none"),
-        dry_run_daemon(loader(congestion="none"), shards),
+        tried_daemon(loader(congestion="none"), shards),
     ):
         pass
 
 
 def test_a_daemon_that_can_start_is_tried_and_gone(shards):
-    with dry_run_daemon(loader().model_copy(update={"secure": True}), shards) as stream:
+    with tried_daemon(loader().model_copy(update={"secure": True}), shards) as stream:
         assert stream.endpoint and stream.keys
         running = daemons()
     assert running and not daemons()

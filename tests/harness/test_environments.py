@@ -13,8 +13,8 @@ from harness.cli import main
 from harness.config.command_line import compose_config
 from harness.config.experiment import experiment_from
 from harness.errors import TestbedError
-from harness.run import environments
-from harness.run.environments import python_of
+from harness.run import prepare as environments
+from harness.run.prepare import python_of
 from loaders.fixed import FixedBatchLoader
 
 OWN = "tests.harness.test_environments.Elsewhere"

@@ -13,7 +13,7 @@ from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import ConfigError
 from harness.results.preparation import load_preparation
-from harness.run.forms import check_forms, forms_of, open_forms
+from harness.run.prepare import check_forms, forms_of, open_forms
 from loaders.base import Samples
 from loaders.errors import LoaderError
 

@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_module
 from harness.config.command_line import compose_config
 from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
-from harness.run.components import check_components
+from harness.run.check import check_components
 
 
 def refusal(*overrides):
@@ -86,6 +86,8 @@ def refused(*overrides):
         ("loaders.pytorch._target_=harness.workloads.resnet50.ResNet50", ["is no loader: it lacks epoch"]),
         ("dataset._target_=loaders.pytorch.PyTorchLoader", ["is no dataset: it lacks open"]),
         ("+accelerator.seconds_per_sample={resnet5: 1}", ["seconds_per_sample.resnet5: ", "did you mean resnet50?"]),
+        ("workloads.resnet50.batch_size=0", ["workloads.resnet50.batch_size=0"]),
+        ("dataset.samples=0", ["dataset.samples=0"]),
         ("workloads.resnet50.batch_size=97", ["batch_size=97 is larger than the dataset (dataset.samples=96)"]),
         ("dataset._target_=harness.no_such.Thing", ["_target_=harness.no_such.Thing: cannot be imported"]),
     ],

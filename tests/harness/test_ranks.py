@@ -15,14 +15,14 @@ from harness.cell.events import read_events
 from harness.cell.messages import AcceleratorRecord, CellSpec, CellState, RankSpec
 from harness.config.experiment import experiment_from
 from harness.config.regime import Regime
-from harness.config.specs import AcceleratorSpec, Component, DistributedSpec, Experiment, LoaderSpec
+from harness.config.specs import AcceleratorSpec, ComponentSpec, DistributedSpec, Experiment, LoaderSpec
 from harness.config.validation import parse
 from harness.datasets.placement import PlacedData
 from harness.errors import CellError, ConfigError
 from harness.results.cells import RankEpoch
 from harness.run.cells.rank_files import join_batches, make_folders, rank_events, rank_nodes, rank_records, rank_spec
 from harness.run.cells.ranks import CellRanks
-from harness.run.components import check_components
+from harness.run.check import check_components
 from harness.run.driver import hosts_of_run
 from harness.testbed.base import Node
 from harness.testbed.inventory import Host, Inventory
@@ -69,7 +69,7 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
             loader=LoaderSpec(
                 key="pytorch", target="loaders.pytorch.PyTorchLoader", params={"num_workers": 0, **params}
             ),
-            workload=Component(
+            workload=ComponentSpec(
                 target="harness.workloads.textbook.Textbook", params={"load_ms": 1.0, "batch_size": BATCH}
             ),
             accelerator=accelerator,
@@ -257,7 +257,7 @@ def test_a_spec_goes_to_a_rank_and_back():
         cell_id="x",
         out="/x",
         loader=LoaderSpec(key="a", target="b"),
-        workload=Component(target="c"),
+        workload=ComponentSpec(target="c"),
         accelerator=CPU,
         samples="/s",
         seed=0,

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 import conf
 from harness.config.experiment import config_hash, experiment_from
 from harness.errors import ConfigError
+from harness.run.check import check_components
 from harness.run.plan import plan_cells
 
 SIZED = sorted(
@@ -78,7 +79,7 @@ def test_a_cell_s_id_follows_its_own_dataset_alone():
 
 def test_a_wrong_value_of_a_workload_s_dataset_is_named_by_its_key():
     with pytest.raises(ConfigError, match=r"workloads\.two\.dataset\.samples"):
-        experiment_from(composed(*OWN, "workloads.two.dataset.samples=0"))
+        check_components(experiment_from(composed(*OWN, "workloads.two.dataset.samples=0")))
 
 
 def test_swept_loaders_become_loaders_of_the_experiment():

@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_module
 
 from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
-from harness.run.components import check_components
+from harness.run.check import check_components
 
 
 def checked(*overrides):

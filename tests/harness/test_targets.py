@@ -4,8 +4,8 @@ import pytest
 
 from harness.cell.main import make_loader
 from harness.cell.messages import CellSpec
-from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
-from harness.config.targets import check_arguments, instantiate
+from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
+from harness.config.targets import instantiate
 from harness.errors import ConfigError
 from harness.workloads.classification import Classification
 from harness.workloads.resnet50 import ResNet50
@@ -19,7 +19,7 @@ def spec(tmp_path, **params):
         cell_id="a",
         out=tmp_path,
         loader=LoaderSpec(target="loaders.pytorch.PyTorchLoader", params=params),
-        workload=Component(target="harness.workloads.resnet50.ResNet50"),
+        workload=ComponentSpec(target="harness.workloads.resnet50.ResNet50"),
         accelerator=AcceleratorSpec(),
         samples=tmp_path / "samples.parquet",
         data_root=tmp_path,
@@ -43,9 +43,3 @@ def test_what_classifiers_have_in_common_is_no_classifier():
     with pytest.raises(TypeError, match="abstract"):
         Classification(batch_size=1)
     assert ResNet50(batch_size=1).name == "resnet50"
-
-
-def test_an_argument_that_is_a_word_or_a_number_may_be_given_as_a_number():
-    check_arguments("loaders.streaming", "loaders.streaming.StreamingLoader", {"prefetch_batches": 3})
-    with pytest.raises(ConfigError, match=r"loaders\.streaming\.prefetch_batches=True: expected text"):
-        check_arguments("loaders.streaming", "loaders.streaming.StreamingLoader", {"prefetch_batches": True})

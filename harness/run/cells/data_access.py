@@ -16,7 +16,7 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.datasets.placement import PlacedData, Role, numbered
 from harness.errors import TestbedError
-from harness.run.daemon import Daemon, Keys, serving
+from harness.run.daemon import Keys, RunningDaemon, serving
 from harness.testbed import Testbed
 from harness.testbed.base import LOOPBACK, Node
 from harness.testbed.memory import MemoryGroup
@@ -55,7 +55,7 @@ class DataAccess:
     samples_file: Path
     root: Path | None = None
     """Of the files as the compute node sees them; None for a loader that is streamed to."""
-    daemons: tuple[Daemon, ...] = ()
+    daemons: tuple[RunningDaemon, ...] = ()
     """The compute node's own first."""
     events: tuple[Path, ...] = ()
     """Files of the daemons' timestamps."""
@@ -102,7 +102,7 @@ def _served(
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
     form = data.forms.get(loader.daemon["module"])
 
-    def serve(part: str, node: Node, *, here: bool, name: str, port: Mapping[str, int]) -> tuple[Daemon, Path]:
+    def serve(part: str, node: Node, *, here: bool, name: str, port: Mapping[str, int]) -> tuple[RunningDaemon, Path]:
         times = folder / f"{name}-events.jsonl"
         daemon = serving(
             node if memory is None else memory.node(node),
@@ -116,7 +116,7 @@ def _served(
         )
         return stack.enter_context(daemon), times
 
-    found: dict[Node, list[tuple[Daemon, Path]]] = {node: [] for node in nodes}
+    found: dict[Node, list[tuple[RunningDaemon, Path]]] = {node: [] for node in nodes}
     for part in data.placed.shards:
         name = f"daemon-{part}" if data.placed.split else "daemon"
         # Nodes that both train ask each other.

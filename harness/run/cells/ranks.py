@@ -17,7 +17,7 @@ from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cells.process import CellProcess, ProcessEnded
 from harness.run.cells.rank_files import fetch_files
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 from harness.testbed.base import Node
 from harness.testbed.connection import LOST
 

@@ -54,7 +54,7 @@ from harness.run.cells.rank_files import (
     temporary_files,
 )
 from harness.run.cells.ranks import CellRanks
-from harness.run.daemon import Daemon
+from harness.run.daemon import RunningDaemon
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import HostAgents
 from harness.testbed import Node, Testbed
@@ -173,7 +173,7 @@ class _Outcome:
         return self.reached[self.nodes[0]]
 
     @property
-    def daemons(self) -> Mapping[Path, Daemon]:
+    def daemons(self) -> Mapping[Path, RunningDaemon]:
         """The daemons of all nodes, by the files of their timestamps."""
         each = self.reached.values()
         return {path: daemon for one in each for path, daemon in zip(one.events, one.daemons, strict=True)}

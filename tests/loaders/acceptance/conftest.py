@@ -20,7 +20,7 @@ import soundfile
 import torch
 from PIL import Image
 
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
