@@ -186,7 +186,7 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
 
 def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder: Callable[[Path], None]) -> int:
     from harness.config.experiment import experiment_from
-    from harness.run.progress import Progress
+    from harness.run.progress import RunProgress
 
     experiment = experiment_from(cfg)
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
@@ -201,7 +201,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
         check_figures(experiment.figures)
     except ResultsError as error:
         raise ConfigError(str(error)) from error
-    with Progress(console) as progress:
+    with RunProgress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *overrides])
         if experiment.testbed.kind == "ssh":
             outcome = run_on_hosts(experiment, cfg, progress, command, on_folder, _report_on)

@@ -31,7 +31,7 @@ from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
 from harness.run.prepare import describe_environments, make_environments
-from harness.run.progress import Progress
+from harness.run.progress import RunProgress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.hosts import HostsOfRun, HostsTestbed
@@ -58,7 +58,7 @@ class Cluster:
 def measure(
     experiment: Experiment,
     cfg: DictConfig,
-    progress: Progress,
+    progress: RunProgress,
     command: str,
     on_folder: Callable[[Path], None],
     cluster: Cluster | None = None,
@@ -142,7 +142,7 @@ def check(experiment: Experiment, cfg: DictConfig) -> None:
         raise TestbedError("; ".join(obstacles))
 
 
-def _start_hosts(experiment: Experiment, cluster: Cluster, progress: Progress) -> Testbed:
+def _start_hosts(experiment: Experiment, cluster: Cluster, progress: RunProgress) -> Testbed:
     progress.doing("reaching the other hosts")
     return HostsTestbed(
         cluster.run_id,
@@ -187,7 +187,7 @@ def _start_testbed(experiment: Experiment) -> Testbed:
     )
 
 
-def _check_floor(experiment: Experiment, testbed: Testbed, progress: Progress) -> None:
+def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress) -> None:
     """Note regimes that are nearer than the link without delay. Raises TestbedError for one that is out of reach."""
     if testbed.link is None or (floor_ms := testbed.link.floor_ms) is None:
         return
@@ -215,7 +215,9 @@ def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, le
     )
 
 
-def _start_host_agents(experiment: Experiment, folder: RunFolder, testbed: Testbed, progress: Progress) -> HostAgents:
+def _start_host_agents(
+    experiment: Experiment, folder: RunFolder, testbed: Testbed, progress: RunProgress
+) -> HostAgents:
     return HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
 
 
@@ -239,12 +241,12 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, ta
     return {"hosts": found} if found else {}
 
 
-def _point_latest(folder: RunFolder, progress: Progress) -> None:
+def _point_latest(folder: RunFolder, progress: RunProgress) -> None:
     if obstacle := folder.point_latest():
         progress.note(f"{obstacle}, so it does not lead to this run; resume={folder.folder.name} does")
 
 
-def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: Progress) -> RunData:
+def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: RunProgress) -> RunData:
     """Open the datasets where they are read from, and try each loader there."""
     cache = Path(cfg.cache_dir).expanduser()
     far = [] if testbed is None else [node for node in testbed.storages if node.is_remote]

@@ -59,7 +59,7 @@ def _play(options: argparse.Namespace) -> int:
     """Run the playbook of a command."""
     from rich.console import Console
 
-    from harness.run.progress import Progress
+    from harness.run.progress import RunProgress
     from harness.testbed.claim import hosts_claimed
     from harness.testbed.inventory import Inventory
     from harness.testbed.playbook import run_playbook
@@ -68,7 +68,7 @@ def _play(options: argparse.Namespace) -> int:
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}.get(options.command, "")
     try:
         with ExitStack() as stack:
-            progress = stack.enter_context(Progress(Console(stderr=True)))
+            progress = stack.enter_context(RunProgress(Console(stderr=True)))
             if options.command == "collect":
                 from harness.run.hosts.bring_home import collect_hosts
 

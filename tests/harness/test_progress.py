@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 
 from harness.results.cells import Cell
-from harness.run.progress import Progress
+from harness.run.progress import RunProgress
 
 CELL = Cell(cell_id="c", loader="pytorch", workload="resnet50", regime="local", repeat=1)
 
@@ -20,7 +20,7 @@ def lines_until(out, many):
 
 def test_a_phase_that_lasts_is_told_now_and_then():
     out = io.StringIO()
-    with Progress(Console(file=out), quiet_s=0.05) as progress:
+    with RunProgress(Console(file=out), quiet_s=0.05) as progress:
         progress.doing("starting the testbed")
         assert lines_until(out, 1)[0].startswith("starting the testbed, for 0 s")
         progress.start([CELL], 0)
@@ -35,6 +35,6 @@ def test_a_phase_that_lasts_is_told_now_and_then():
 
 def test_what_is_over_soon_has_none():
     out = io.StringIO()
-    with Progress(Console(file=out)) as progress:
+    with RunProgress(Console(file=out)) as progress:
         progress.doing("starting the testbed")
     assert not out.getvalue()

@@ -18,14 +18,14 @@ from harness.results.epochs import make_epoch_rows
 from harness.results.files import write_json
 from harness.results.ledger import Ledger
 from harness.run.cells.run_cell import CellContext, run_cell
-from harness.run.progress import Progress
+from harness.run.progress import RunProgress
 from harness.testbed import Testbed
 from joulefeed.signals import Interrupted, interrupted
 from loaders.errors import LoaderError
 
 
 def run_cells(
-    context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: Progress, done: int
+    context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: RunProgress, done: int
 ) -> dict[str, str]:
     """Run cells one after another; returns why some failed, by id. `done` cells have a result already.
 

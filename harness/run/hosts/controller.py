@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
@@ -21,26 +21,29 @@ from harness.results.files import write_whole
 from harness.results.folder import RunFolder, move_home
 from harness.run.driver import check, hosts_of_run
 from harness.run.host_energy import read_token
-from harness.run.hosts.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
-from harness.run.progress import Progress
+from harness.run.hosts.lead import FOLDER, HOSTS_DATA, HOSTS_RESULTS, Assignment, show
+from harness.run.progress import RunProgress
 from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import LOST, Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
+from joulefeed.calls import CallError, request, wait_answer
 from joulefeed.child import Child, ChildError
 from joulefeed.signals import signals_held
 
 _BEAT_S: Final = 2.0
 _END_S: Final = 60.0
 """What the lead may take to end a run that is interrupted."""
-_LOOK_S: Final = 60.0
+_SILENCE_S: Final = 3600.0
+"""How long the lead may say nothing outside cells, for example while it opens a large dataset."""
+_MAX_SILENCE_S: Final = 1e6
 T = TypeVar("T")
 
 
 def run_on_hosts(
     experiment: Experiment,
     cfg: DictConfig,
-    progress: Progress,
+    progress: RunProgress,
     command: str,
     on_folder: Callable[[Path], None],
     report_on: Callable[[Path, int], T],
@@ -85,7 +88,7 @@ def run_on_hosts(
 
 
 @contextmanager
-def _set_up(inventory: Inventory, progress: Progress, is_kept: Callable[[], bool]) -> Iterator[None]:
+def _set_up(inventory: Inventory, progress: RunProgress, is_kept: Callable[[], bool]) -> Iterator[None]:
     """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is kept."""
     from harness.testbed.playbook import run_playbook
 
@@ -137,7 +140,7 @@ class _Lead:
                 run_id=self._run_id,
                 argv=("-m", "harness.run.hosts.lead"),
                 is_python=True,
-                text=self._assignment().to_json(),
+                text=request("measure", **asdict(self._assignment())).decode(),
                 silence_s=SILENCE_S,
             )
             self._child = self._connection.start(order, keep_stderr=True)
@@ -160,7 +163,7 @@ class _Lead:
         """Whether the lead has results that are not at home; teardown.yml would remove them."""
         return self._folder is not None
 
-    def follow(self, progress: Progress, on_folder: Callable[[Path], None]) -> int:
+    def follow(self, progress: RunProgress, on_folder: Callable[[Path], None]) -> int:
         """Show what the lead does until it ends; returns how many cells failed.
 
         The run can be resumed as soon as it has a folder, even where this process is killed.
@@ -168,48 +171,52 @@ class _Lead:
         Raises HarnessError as the run on the lead does, TestbedError when the lead is lost.
         """
         assert self._child is not None
-        while True:
-            try:
-                if (line := self._child.read_line(_LOOK_S)) is None:
-                    continue
-                said = cast(dict[str, Any], _read(line))
-            except (ChildError, ValueError) as error:
-                words = self._child.stderr_lines(1)
-                is_lost = not words and self._child.process.poll() == LOST
-                words = f" is lost: its connection {error}" if is_lost else f", the lead: {words or error}"
-                collect = f"python -m harness.testbed collect --inventory {self._inventory.source} brings it home"
-                where = f"; what it measured stays in {self._folder} on it; {collect}" if self._folder else ""
-                raise TestbedError(f"host {self._inventory.lead.name}{words}{where}") from error
-            if "call" in said:
-                replay(progress, said["call"], said["arguments"])
-            elif "folder" in said:
-                self._folder = Path(said["folder"])
-                home = RunFolder(Path(self._cfg.results_dir) / self._folder.name)
-                if not home.plan.exists():
-                    home.cells.mkdir(parents=True)
-                    write_whole(home.config, self._config())
-                    write_whole(home.plan, said["plan"].encode())
-                    home.point_latest()
-                on_folder(home.folder)
-            elif "error" in said:
-                kind = getattr(errors, said["kind"], TestbedError)
-                raise kind(said["error"])
-            elif "failed" in said:
-                return int(said["failed"])
+
+        def hear(name: str, *arguments: str) -> None:
+            if name == FOLDER:
+                on_folder(self._open_home(*arguments))
+            else:
+                show(progress, name, *arguments)
+
+        silence_s = min(_MAX_SILENCE_S, _SILENCE_S + 60 * self._experiment.cell_stall_min)
+        try:
+            return int(wait_answer(self._child, "measure", timeout_s=silence_s, progress=hear))
+        except (ChildError, CallError) as error:
+            if isinstance(error, CallError) and error.kind:
+                raise getattr(errors, error.kind, TestbedError)(str(error)) from error
+            words = self._child.stderr_lines(1)
+            is_lost = not words and self._child.process.poll() == LOST
+            words = f" is lost: its connection {error}" if is_lost else f", the lead: {words or error}"
+            collect = f"python -m harness.testbed collect --inventory {self._inventory.source} brings it home"
+            where = f"; what it measured stays in {self._folder} on it; {collect}" if self._folder else ""
+            raise TestbedError(f"host {self._inventory.lead.name}{words}{where}") from error
+
+    def _open_home(self, folder: str, plan: str) -> Path:
+        """Make a folder here that can be resumed; the lead's own comes at the end."""
+        self._folder = Path(folder)
+        home = RunFolder(Path(self._cfg.results_dir) / self._folder.name)
+        if not home.plan.exists():
+            home.cells.mkdir(parents=True)
+            write_whole(home.config, self._config())
+            write_whole(home.plan, plan.encode())
+            home.point_latest()
+        return home.folder
 
     def stop(self) -> None:
         """Have the lead end the run in order; what it says is not shown any more."""
         assert self._child is not None
         with suppress(ChildError):
             self._child.send(STOP)
-        # What a stuck lead does not end in time, its lease ends.
-        with suppress(ChildError):
-            while (line := self._child.read_line(_END_S)) is not None:
-                with suppress(ValueError):
-                    said = _read(line)
-                    self._folder = Path(said["folder"]) if "folder" in said else self._folder
 
-    def bring_home(self, results_dir: Path, progress: Progress) -> Path | None:
+        def hear(name: str, *arguments: str) -> None:
+            if name == FOLDER:
+                self._folder = Path(arguments[0])
+
+        # What a stuck lead does not end in time, its lease ends.
+        with suppress(ChildError, CallError):
+            wait_answer(self._child, "measure", timeout_s=_END_S, progress=hear)
+
+    def bring_home(self, results_dir: Path, progress: RunProgress) -> Path | None:
         """Fetch the run's folder, and remove it on the lead; returns where it is, None where there is none.
 
         Raises HarnessError when it cannot be fetched; it stays on the lead then.
@@ -274,10 +281,3 @@ def connect(host: Host) -> Connection:
     where = f"{host.user}@{host.address}" if host.user else host.address
     destination = ("-p", str(host.port), *key, *shlex.split(host.ssh_args), where)
     return Connection(host.name, destination, socket, host.python)
-
-
-def _read(line: bytes) -> Mapping[str, Any]:
-    said = json.loads(line)
-    if not isinstance(said, dict):
-        raise TypeError(f"expected an object, got {line[:100]!r}")
-    return said
