@@ -21,8 +21,8 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
+from harness.run.cells.context import CellContext
 from harness.run.cells.loop import run_cells
-from harness.run.cells.run_cell import CellContext
 from harness.run.check import check_components, try_loaders
 from harness.run.daemon import Keys, make_keys
 from harness.run.datasets import RunData, open_data

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from harness.errors import CellError
-from harness.run.cells.process import CellProcess
+from harness.run.cells.ranks import CellRanks
 from harness.testbed.base import Node
 
 pytestmark = pytest.mark.process
@@ -28,7 +28,7 @@ wait_for_ever()
 def cell(tmp_path, monkeypatch):
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(CellError), CellProcess(Node("compute", "talk1"), tmp_path / "log.txt", stall_s=0.5) as cell:
+    with pytest.raises(CellError), CellRanks([Node("compute", "talk1")], [tmp_path], stall_s=0.5) as cell:
         yield cell
         raise CellError("so that it is ended and not waited for")
 
@@ -47,10 +47,10 @@ def test_a_cell_without_progress_is_told_with_the_place_where_it_is(cell, tmp_pa
 
 
 def test_a_cell_that_is_stopped_is_told_so(cell):
-    os.kill(cell.pid, signal.SIGSTOP)
-    with pytest.raises(CellError, match=str(cell.pid)):
+    os.kill(cell.pids[0], signal.SIGSTOP)
+    with pytest.raises(CellError, match=str(cell.pids[0])):
         cell.receive(time.monotonic() + 60, "importing its modules")
-    os.kill(cell.pid, signal.SIGCONT)
+    os.kill(cell.pids[0], signal.SIGCONT)
 
 
 def test_the_whole_cell_has_a_limit_too(cell):

@@ -17,7 +17,8 @@ from harness.results.epoch_row import select_settled
 from harness.results.epochs import make_epoch_rows
 from harness.results.files import write_json
 from harness.results.ledger import Ledger
-from harness.run.cells.run_cell import CellContext, run_cell
+from harness.run.cells.context import CellContext
+from harness.run.cells.run_cell import run_cell
 from harness.run.progress import RunProgress
 from harness.testbed import Testbed
 from joulefeed.signals import Interrupted, interrupted

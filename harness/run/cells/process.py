@@ -1,4 +1,4 @@
-"""The driver's end of a cell's process: it sends and receives lines of JSON, each with a deadline."""
+"""The driver's end of a cell's process: it sends and takes lines of JSON, and asks where a silent one is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,6 @@ from joulefeed.child import ChildError
 _STACK_S = 2.0
 _EXIT_S = 10.0
 _WRITTEN_S = 60.0
-_LOOK_S = 1.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
@@ -35,9 +34,9 @@ class ProcessEnded(CellError):
 class CellProcess:
     """A `python -m harness.cell` on a node; ended with its workers when the context is left."""
 
-    def __init__(self, node: Node, log: Path, stall_s: float, python: str = sys.executable) -> None:
-        """Start it with a `python`; `stall_s` is for how long it may say nothing."""
-        self._stall_s, self._node, self._python = stall_s, node, python
+    def __init__(self, node: Node, log: Path, python: str = sys.executable) -> None:
+        """Start it with a `python`."""
+        self._node, self._python = node, python
         argv = [python, "-m", "harness.cell"]
         self._child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._log = log
@@ -67,49 +66,23 @@ class CellProcess:
         except ChildError as error:
             raise self._gone(error) from error
 
-    def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
-        """Return the next state, for which the cell is `doing` something, such as "importing its modules".
-
-        While it waits it calls `check` every second, which raises what makes waiting useless.
-
-        Raises CellError when the cell failed, died, is past `deadline` (`time.monotonic()`), or is silent for too long.
-        """
-        until, line = min(deadline, time.monotonic() + self._stall_s), None
-        try:
-            while line is None and (left_s := until - time.monotonic()) > 0:
-                line = self._child.read_line(min(left_s, _LOOK_S))
-                if line is None:
-                    check()
-        except ChildError as error:
-            raise self._gone(error) from error
-        if line is None and time.monotonic() >= deadline:
-            raise CellError(f"took longer than cell_timeout_s while {doing}; raise it, or look at {self._log}")
-        if line is None:
-            raise CellError(
-                f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: "
-                f"{self.place()}; {self._log} has the stacks of its threads"
-            )
-        return self._state(line)
-
     def take(self) -> CellState | None:
-        """Return the next state if it has come; None where none has. Raises CellError as `receive` does."""
+        """Return the next state if it has come; None where none has. Raises CellError when the cell failed or died."""
         try:
             line = self._child.read_line(0)
         except ChildError as error:
             raise self._gone(error) from error
-        return None if line is None else self._state(line)
+        if line is None:
+            return None
+        state = CellState.from_json(line)
+        if state.state == "failed":
+            raise CellError(f"{state.kind}: {state.message}")
+        return state
 
     @property
     def output_fd(self) -> int:
         """Descriptor that can be read when a state comes."""
         return self._child.output_fd
-
-    @staticmethod
-    def _state(line: bytes) -> CellState:
-        state = CellState.from_json(line)
-        if state.state == "failed":
-            raise CellError(f"{state.kind}: {state.message}")
-        return state
 
     def place(self) -> str:
         """Return where the cell's main thread is, of the stacks that it writes into its log when it is asked."""

@@ -49,7 +49,7 @@ class CellRanks:
         self._specs: Sequence[CellSpec] = ()
         with ExitStack() as stack:
             self._processes = [
-                stack.enter_context(CellProcess(node, log, stall_s, python_of(environment)))
+                stack.enter_context(CellProcess(node, log, python_of(environment)))
                 for node, log in zip(nodes, self._logs, strict=True)
             ]
             self._stack = stack.pop_all()
@@ -83,12 +83,12 @@ class CellRanks:
     def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
         """Return the next state that all ranks have reached, or the progress of one; samples are those of all ranks.
 
-        While it waits it calls `check` every second, which raises what makes waiting useless.
+        They are `doing` something for it, such as "importing its modules". While it waits it calls `check` every
+        second, which raises what makes waiting useless.
 
-        Raises CellError, which names rank and host, as `CellProcess.receive` does.
+        Raises CellError, which names the rank of several and its host, when one failed, died, is past `deadline`
+        (`time.monotonic()`), or when all are silent for too long.
         """
-        if len(self._processes) == 1:
-            return self._processes[0].receive(deadline, doing, check)
         heard = time.monotonic()
         while True:
             for rank, process in enumerate(self._processes):
@@ -109,7 +109,8 @@ class CellRanks:
                 raise CellError(f"took longer than cell_timeout_s while {doing}; raise it, or look at {self._logs[0]}")
             if now >= heard + self._stall_s:
                 raise CellError(
-                    f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: {self._places()}"
+                    f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: {self._places()}; "
+                    f"{self._logs[0]} has the stacks of its threads"
                 )
             self._wait(min(_LOOK_S, deadline - now, heard + self._stall_s - now), self._done)
             check()
@@ -130,6 +131,8 @@ class CellRanks:
 
     @staticmethod
     def _together(states: Sequence[CellState]) -> CellState:
+        if len(states) == 1:
+            return states[0]
         if len({(state.state, state.epoch) for state in states}) > 1:
             found = ", ".join(f"rank {rank}: {state.state}" for rank, state in enumerate(states))
             raise CellError(f"the ranks are not in step ({found}); expected one state of all")
@@ -180,6 +183,8 @@ class CellRanks:
         return f"rank {rank} of {len(self._nodes)} on {self._nodes[rank].host} ({self._nodes[rank].address})"
 
     def _places(self) -> str:
+        if len(self._processes) == 1:
+            return self._processes[0].place()
         return "; ".join(f"{self._name(rank)}: {one.place()}" for rank, one in enumerate(self._processes))
 
     def __enter__(self) -> Self:
