@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -16,7 +15,7 @@ import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
@@ -78,10 +77,6 @@ exit status
 """
 
 
-INHERITED = "JOULEFEEDINHERITED"
-"""The descriptor of the config that a process composed before it started again in a user namespace."""
-
-
 def main() -> int:
     """Run `python -m harness`; returns the exit status."""
     argv = sys.argv[1:]
@@ -89,8 +84,6 @@ def main() -> int:
         print(_usage())
         return 0 if argv else 2
     try:
-        if (composed := _composed_before()) is not None:
-            return _job(*composed).status
         arguments = split(argv)
         overrides = expand(arguments)
         if arguments.needs_hydra_main:
@@ -192,7 +185,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
     if needs_link and experiment.testbed.kind not in ("local", "ssh"):
         _make_environments_before(experiment)
-        _enter_user_namespace(cfg, overrides)
+        _enter_user_namespace()
     from harness.report.figures import check_figures
     from harness.run.driver import measure
     from harness.run.hosts.controller import run_on_hosts
@@ -253,18 +246,11 @@ def _show(outcome: _RunEnd, console: Console, again: str) -> None:
         console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str] = ()) -> None:
-    """Start this program again as root of a user namespace, where it needs that, with the config that is composed."""
+def _enter_user_namespace() -> None:
+    """Start this program again as root of a user namespace, where it needs that."""
     from harness.testbed.unprivileged import reexec_unprivileged
 
-    with os.fdopen(os.memfd_create("joulefeed-config"), "wb") as file:
-        if cfg is not None:
-            file.write(json.dumps({"config": OmegaConf.to_yaml(cfg), "overrides": list(overrides)}).encode())
-            file.flush()
-            os.set_inheritable(file.fileno(), True)
-            os.environ[INHERITED] = str(file.fileno())
-        reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
-        os.environ.pop(INHERITED, None)
+    reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
 
 
 def _make_environments_before(experiment: Experiment) -> None:
@@ -274,18 +260,6 @@ def _make_environments_before(experiment: Experiment) -> None:
 
     if namespace_obstacles():
         make_environments(experiment, lambda text: print(text, file=sys.stderr))
-
-
-def _composed_before() -> tuple[DictConfig, tuple[str, ...]] | None:
-    """Return the config and the overrides of the process that this one replaced; None in a first process."""
-    if (descriptor := os.environ.pop(INHERITED, None)) is None:
-        return None
-    with os.fdopen(int(descriptor), "rb") as file:
-        file.seek(0)
-        handed_on = json.load(file)
-    cfg = OmegaConf.create(handed_on["config"])
-    assert isinstance(cfg, DictConfig)
-    return cfg, tuple(handed_on["overrides"])
 
 
 def _stored_if_resumed_alone(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:

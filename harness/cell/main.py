@@ -2,10 +2,7 @@
 
 The harness talks to it in JSON lines. In, on stdin: first the modules to import, then the cell's spec, then
 `{"go": true}` before every epoch. Out, on the process's first stdout: one state a line. EOF on stdin means that
-the harness is gone, and ends the process.
-
-A cell of several ranks is several such processes. `torchrun ... -m harness.cell SPEC` runs the spec of a file without
-the harness, in as many ranks as torchrun starts.
+the harness is gone, and ends the process. A cell of several ranks is several such processes.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO, cast
 
 from harness.cell.counters import CellCounters
@@ -29,7 +25,7 @@ from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_bat
 from harness.cell.events import EventLog
 from harness.cell.loader import batch_size_of, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
-from harness.cell.ranks import Ranks, joined, joined_by_torchrun
+from harness.cell.ranks import Ranks, joined
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.targets import instantiate
 from harness.errors import CellError
@@ -58,26 +54,8 @@ class _Driver:
         return line
 
 
-class _SpecFile:
-    """The driver's end for a spec of a file: it lets every epoch begin, and shows the states of rank 0."""
-
-    def __init__(self, path: Path, writer: TextIO) -> None:
-        self.spec, self._writer = CellSpec.from_json(path.read_bytes()), writer
-        self._is_first = os.environ.get("RANK", "0") == "0"
-
-    def send(self, state: str, **values: object) -> None:
-        """Show a state."""
-        if self._is_first:
-            self._writer.write(json.dumps({"state": state, **values}) + "\n")
-            self._writer.flush()
-
-    def receive(self) -> str:
-        """Return the line that lets an epoch begin."""
-        return json.dumps({"go": True})
-
-
-def main(argv: Sequence[str] = ()) -> int:
-    """Run the cell that stdin describes, or the file that is named; 0 when it is whole, 3 when it failed."""
+def main() -> int:
+    """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The harness asks for the stacks of a cell that makes no progress; they go to its log.
@@ -85,16 +63,12 @@ def main(argv: Sequence[str] = ()) -> int:
     # What libraries print must not mix with the conversation.
     writer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    driver: _Driver | _SpecFile = _Driver(sys.stdin, writer)
+    driver = _Driver(sys.stdin, writer)
     try:
-        if argv:
-            driver = _SpecFile(Path(argv[0]), writer)
-            _run_alone(driver)
-        else:
-            for module in json.loads(driver.receive())["import"]:
-                importlib.import_module(module)
-            driver.send("imported")
-            _run(CellSpec.from_json(driver.receive()), driver)
+        for module in json.loads(driver.receive())["import"]:
+            importlib.import_module(module)
+        driver.send("imported")
+        _run(CellSpec.from_json(driver.receive()), driver)
     except Exception as error:  # noqa: BLE001 - reported whole, and the cell fails
         import traceback
 
@@ -104,19 +78,7 @@ def main(argv: Sequence[str] = ()) -> int:
     return 0
 
 
-def _run_alone(driver: _SpecFile) -> None:
-    """Run the spec of a file; every rank that torchrun starts has a folder of its own."""
-    from harness.workloads.accelerator import choose_device
-
-    spec = replace(driver.spec, ranks=None)
-    workload = instantiate(spec.workload.target, spec.workload.params)
-    with joined_by_torchrun(choose_device(spec.accelerator.model_dump(), workload.name)) as ranks:
-        out = spec.out if ranks is None else spec.out / f"rank-{ranks.rank}"
-        out.mkdir(parents=True, exist_ok=True)
-        _train(replace(spec, out=out), driver, workload, ranks)
-
-
-def _run(spec: CellSpec, driver: _Driver | _SpecFile) -> None:
+def _run(spec: CellSpec, driver: _Driver) -> None:
     from harness.workloads.accelerator import choose_device
 
     workload = instantiate(spec.workload.target, spec.workload.params)
@@ -128,7 +90,7 @@ def _run(spec: CellSpec, driver: _Driver | _SpecFile) -> None:
         _train(spec, driver, workload, ranks)
 
 
-def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, ranks: Ranks | None) -> None:
+def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | None) -> None:
     from harness.workloads.accelerator import make_step
 
     step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)

@@ -3,13 +3,12 @@
 import io
 
 import pytest
-from hydra import compose, initialize_config_module
 from PIL import Image
 
-from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
 from harness.run.datasets import open_data
 from loaders.base import Samples
+from tests.harness.configs import experiment
 
 TWO = ("+experiment=smoke", "~loaders.streaming", "+workload@workloads.two=resnet50", "workloads.two.batch_size=2")
 TWO += ("+dataset@workloads.two.dataset=imagenet_small", "workloads.resnet50.batch_size=2")
@@ -30,9 +29,7 @@ def tree(tmp_path):
 
 
 def opened(tmp_path, *overrides):
-    with initialize_config_module("conf", version_base="1.3"):
-        experiment = experiment_from(compose("config", overrides=[*TWO, *overrides]))
-    return open_data(experiment, tmp_path / "cache", lambda *_: None)
+    return open_data(experiment(*TWO, *overrides), tmp_path / "cache", lambda *_: None)
 
 
 def test_each_workload_has_the_samples_of_its_own_dataset(tree, tmp_path):

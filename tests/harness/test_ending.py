@@ -11,7 +11,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 
-from harness.system.ending import run_to_end
+from harness.system.program import run_to_end
 
 
 class Freed:

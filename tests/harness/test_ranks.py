@@ -1,10 +1,7 @@
 """Cells of several ranks: real processes that meet, share every epoch, wait for each other, and end together."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -12,8 +9,7 @@ import psutil
 import pytest
 
 from harness.cell.events import read_events
-from harness.cell.messages import AcceleratorRecord, CellSpec, CellState, RankSpec
-from harness.config.experiment import experiment_from
+from harness.cell.messages import AcceleratorRecord, CellSpec, CellState
 from harness.config.regime import Regime
 from harness.config.specs import AcceleratorSpec, ComponentSpec, DistributedSpec, Experiment, LoaderSpec
 from harness.config.validation import parse
@@ -27,7 +23,7 @@ from harness.run.driver import hosts_of_run
 from harness.testbed.base import Node
 from harness.testbed.inventory import Host, Inventory
 from loaders.base import Samples
-from tests.harness.test_config import composed
+from tests.harness.configs import experiment
 
 SAMPLES = 33
 BATCH = 4
@@ -60,7 +56,7 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
         (root / f"{n}.bin").write_bytes(bytes(1000))
     names = tuple(f"{n}.bin" for n in range(SAMPLES))
     Samples(root, names, np.zeros(SAMPLES, np.int64), np.full(SAMPLES, 1000)).save(tmp_path / "samples.parquet")
-    experiment = Experiment(name="ranks", distributed=DistributedSpec(world_size=len(folders)), cell_stall_min=4.0)
+    asked = Experiment(name="ranks", distributed=DistributedSpec(world_size=len(folders)), cell_stall_min=4.0)
     nodes = [Node("compute", "rankstest")] * len(folders)
     return [
         CellSpec(
@@ -79,7 +75,7 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
             epochs=epochs,
             warmup_samples=4,
             energy_store=tmp_path / "energy.sqlite",
-            ranks=rank_spec(nodes, rank, experiment),
+            ranks=rank_spec(nodes, rank, asked),
         )
         for rank, folder in enumerate(folders)
     ]
@@ -176,16 +172,6 @@ def share_of(rank):
     return Share(SAMPLES, 0, rank, 2, "uneven").order(1).tolist()
 
 
-@pytest.mark.process
-def test_torchrun_runs_a_spec_without_the_harness(tmp_path):
-    (spec, _) = specs_of([tmp_path / "out", tmp_path], tmp_path, TEXTBOOK, 1)
-    (tmp_path / "spec.json").write_bytes(spec.to_json())
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launcher, "-m", "harness.cell", str(tmp_path / "spec.json")], check=True, timeout=LIMIT_S)
-    ran = Ran([tmp_path / "out" / "rank-0", tmp_path / "out" / "rank-1"])
-    assert ran.ids(1) == list(range(SAMPLES))
-
-
 class Alone:
     """A loader without a share of the samples."""
 
@@ -197,19 +183,14 @@ class Alone:
 
 def test_a_loader_that_cannot_read_a_share_is_refused_by_name():
     alone = "+loaders.alone={_target_: tests.harness.test_ranks.Alone}"
-    cfg = composed("+experiment=smoke", "distributed.world_size=2", alone)
+    asked = experiment("+experiment=smoke", "distributed.world_size=2", alone)
     with pytest.raises(ConfigError, match=r"loaders\.alone \(tests\.harness\.test_ranks\.Alone\) .* rank, world_size"):
-        check_components(experiment_from(cfg))
-
-
-def test_an_imbalance_needs_several_ranks():
-    with pytest.raises(ConfigError, match=r"loaders\.pytorch\.imbalance: there is one rank"):
-        check_components(experiment_from(composed("+experiment=smoke", "+loaders.pytorch.imbalance=0.2")))
+        check_components(asked)
 
 
 def test_a_sharded_dataset_needs_a_rank_on_each_node():
     with pytest.raises(ConfigError, match=r"distributed\.world_size=1: placement=sharded"):
-        experiment_from(composed("+experiment=emlio_fig10", "placement=sharded"))
+        experiment("+experiment=emlio_fig10", "placement=sharded")
 
 
 class OneMachine:
@@ -249,24 +230,6 @@ def test_the_link_must_bring_a_rank_the_samples_of_the_other_node_and_gradients(
     assert [record.epochs for record in records] == [[RankEpoch(1, 4, 100)], [RankEpoch(1, 8, 100)]]
     local = rank_records(OneMachine.computes, batches, data, gradient_bytes=100, has_link=False)
     assert [record.epochs for record in local] == [[RankEpoch(1, 0, 0)]] * 2
-
-
-def test_a_spec_goes_to_a_rank_and_back():
-    place = RankSpec(rank=1, world_size=2, address="10.0.0.2", port=5, timeout_s=60.0)
-    spec = CellSpec(
-        cell_id="x",
-        out="/x",
-        loader=LoaderSpec(key="a", target="b"),
-        workload=ComponentSpec(target="c"),
-        accelerator=CPU,
-        samples="/s",
-        seed=0,
-        warmup_samples=0,
-        energy_store="/e",
-        ranks=place,
-    )
-    assert CellSpec.from_json(spec.to_json()).ranks == place
-    assert json.loads(spec.to_json())["ranks"]["port"] == 5
 
 
 def inventory(*groups):
