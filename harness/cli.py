@@ -22,7 +22,7 @@ from rich.console import Console
 from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
-from harness.config.sweep import Job
+from harness.config.sweep import SweepJob
 from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError, ResultsError
 from harness.system.disk import check_writable, disk_errors, folder_of
 from joulefeed.signals import Interrupted, interrupted
@@ -114,7 +114,7 @@ def _columns(texts: Mapping[str, str]) -> str:
 
 def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
     """Have Hydra compose and run the jobs of a sweep, or show what a flag asks for; returns the exit status."""
-    jobs: list[Job] = []
+    jobs: list[SweepJob] = []
     is_sweep = arguments.read.multirun
     sys.argv[1:] = [*arguments.flags, *overrides]
     # Hydra prints what is wrong with an override in its own way otherwise.
@@ -153,7 +153,7 @@ def _severity(status: int) -> int:
     return mild.index(status) if status in mild else len(mild) + status
 
 
-def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
+def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> SweepJob:
     """Run one experiment; whatever ends it is said, and is in the status."""
     console = Console(stderr=True)
     folders: list[Path] = []
@@ -174,7 +174,7 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
         hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
         console.print(f"error: {said}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.stdout.flush()
-    return Job(overrides, folders[-1] if folders else None, status, said)
+    return SweepJob(overrides, folders[-1] if folders else None, status, said)
 
 
 def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder: Callable[[Path], None]) -> int:

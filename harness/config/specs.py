@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -305,68 +305,55 @@ class Experiment(Section):
         return {**named, **groups}
 
     @model_validator(mode="after")
-    def _check_testbed(self) -> Self:
+    def _check_together(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what of several keys does not go together."""
         far = next((key for key, regime in self.regimes.items() if not regime.is_local), None)
         if far is not None and self.testbed.kind == "local":
-            raise ValueError(
+            yield (
                 f"testbed=local: regimes.{far} has a link, and a local testbed has none; use testbed=netns, or leave "
                 f"the regime out ('~regimes.{far}')"
             )
         if far is not None and self.testbed.cold == "cell":
-            raise ValueError(
+            yield (
                 f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
                 "it; use cold=epoch, or only local regimes"
             )
-        limited = next(
-            (key for key, loader in self.loaders.items() if loader.daemon.get("memory_mb") is not None), None
-        )
-        if limited is not None and self.testbed.kind == "ssh":
-            raise ValueError(
-                f"testbed=ssh: loaders.{limited}.daemon.memory_mb limits daemons of this machine alone; leave it out, "
-                "or use testbed=netns"
+        limited = [key for key, loader in self.loaders.items() if loader.daemon.get("memory_mb") is not None]
+        if limited and self.testbed.kind == "ssh":
+            yield (
+                f"testbed=ssh: loaders.{limited[0]}.daemon.memory_mb limits daemons of this machine alone; leave it "
+                "out, or use testbed=netns"
             )
-        unequal = next((key for key, regime in self.regimes.items() if regime.paths), None)
-        if unequal is not None and self.testbed.link == "netem":
-            raise ValueError(
-                f"testbed.link=netem: regimes.{unequal} has paths, which netem does not have; use testbed.link=relay "
-                "or auto"
+        unequal = [key for key, regime in self.regimes.items() if regime.paths]
+        if unequal and self.testbed.link == "netem":
+            yield (
+                f"testbed.link=netem: regimes.{unequal[0]} has paths, which netem does not have; use "
+                "testbed.link=relay or auto"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_regimes(self) -> Self:
         for key, loader in self.loaders.items():
             for regime in loader.regimes:
                 if regime not in self.regimes:
-                    raise ValueError(f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_inventory(self) -> Self:
+                    yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
         if self.testbed.kind == "ssh" and not self.testbed.inventory:
-            raise ValueError(
+            yield (
                 "testbed=ssh: expected testbed.inventory=FILE, an Ansible inventory of the hosts; "
                 "playbooks/inventories has examples"
             )
         if self.testbed.inventory and self.testbed.kind != "ssh":
-            raise ValueError(f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sharded(self) -> Self:
+            yield f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh"
         if self.placement == "sharded" and self.distributed.world_size < 2:
-            raise ValueError(
+            yield (
                 f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_resume(self) -> Self:
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
-                raise ValueError(f"{key}=true: expected only with resume=FOLDER")
-        return self
+                yield f"{key}=true: expected only with resume=FOLDER"
 
     @cached_property
     def datasets(self) -> Mapping[str, ComponentSpec]:

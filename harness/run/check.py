@@ -9,7 +9,6 @@ import inspect
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -182,27 +181,18 @@ def try_loaders(experiment: Experiment, data: RunData, progress: Progress) -> No
         progress("checking the loaders", done, len(experiment.loaders))
         for one in data.each:
             with ExitStack() as stack:
-                daemon = None
+                stream = None
                 if loader.reads == "stream":
-                    daemon = stack.enter_context(tried_daemon(loader, one.served_to(loader)))
+                    stream = stack.enter_context(tried_daemon(loader, one.served_to(loader)))
                 for key, workload in workloads.items():
                     if data.by_workload[key] is one:
-                        _try(experiment, loader, key, workload, one.handle.samples, daemon)
+                        _try(experiment, loader, key, workload, one.handle.samples, stream)
     progress("checking the loaders", len(experiment.loaders), len(experiment.loaders))
 
 
-@dataclass(frozen=True, slots=True)
-class TriedDaemon:
-    """A daemon that runs for a trial."""
-
-    endpoint: str
-    keys: Path | None
-    """Folder of the client's keys. None for a stream that is not encrypted."""
-
-
 @contextmanager
-def tried_daemon(loader: LoaderSpec, served: Path) -> Iterator[TriedDaemon]:
-    """Run a loader's daemon over a folder on this host.
+def tried_daemon(loader: LoaderSpec, served: Path) -> Iterator[tuple[str, Path | None]]:
+    """Run a loader's daemon over a folder on this host; yields its endpoint, and the client's keys where it has some.
 
     Raises ConfigError with the daemon's message where it does not start.
     """
@@ -216,7 +206,7 @@ def tried_daemon(loader: LoaderSpec, served: Path) -> Iterator[TriedDaemon]:
             daemon = stack.enter_context(serve)
         except CellError as error:
             raise ConfigError(f"loaders.{loader.key}.daemon: {error}") from error
-        yield TriedDaemon(daemon.endpoint, None if keys is None else keys.client)
+        yield daemon.endpoint, None if keys is None else keys.client
 
 
 def _check_readable(experiment: Experiment, key: str, workload: Workload, samples: Samples, tries: int) -> None:
@@ -255,7 +245,7 @@ def _try(
     key: str,
     workload: Workload,
     samples: Samples,
-    daemon: TriedDaemon | None,
+    stream: tuple[str, Path | None] | None,
 ) -> None:
     few = min(experiment.warmup_samples or workload.batch_size, len(samples))
     with TemporaryDirectory(prefix="joulefeed-trial-") as folder:
@@ -269,8 +259,8 @@ def _try(
             accelerator=experiment.accelerator,
             samples=samples_file,
             data_root=samples.root,
-            endpoints=[daemon.endpoint] if daemon else [],
-            keys=daemon.keys if daemon else None,
+            endpoints=[stream[0]] if stream else [],
+            keys=stream[1] if stream else None,
             seed=experiment.seed,
             warmup_samples=few,
             energy_store=Path(folder) / "energy.sqlite",

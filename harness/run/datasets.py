@@ -16,7 +16,6 @@ from harness.datasets.placement import HALF_SHARDS, PlacedData, Role, is_cut, op
 from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
 from harness.results.preparation import Preparation, store_preparations
-from harness.run.cells.data_access import DataOnNodes
 from harness.run.daemon import Keys
 from harness.run.prepare import ConversionMeter, PreparedForm, check_forms, open_forms
 from harness.system.disk import free_bytes, spelled
@@ -63,7 +62,7 @@ class OpenData:
         about = {"name": self.handle.name, "content_hash": self.handle.content_hash, **self.handle.describe}
         return about | {"skipped": list(self.handle.skipped)}
 
-    def store(self, folder: Path, suffix: str, keys: Mapping[str, Keys]) -> DataOnNodes:
+    def store(self, folder: Path, suffix: str, keys: Mapping[str, Keys]) -> StoredData:
         """Write samples.parquet, and placement.parquet where both nodes have samples.
 
         `suffix` keeps the files of several datasets apart.
@@ -77,8 +76,20 @@ class OpenData:
             split_files["storage"] = folder / f"placement{suffix}-storage.parquet"
         for role, path in split_files.items():
             self.placed.seen_from(role, self.handle.samples).save(path)
-        forms = {module: form.folder for module, form in self.forms.items()}
-        return DataOnNodes(self.handle.samples.root, samples_file, split_files, self.shards, self.placed, keys, forms)
+        return StoredData(self, samples_file, split_files, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredData:
+    """A dataset whose samples the run's folder lists, for its cells."""
+
+    opened: OpenData
+    samples_file: Path
+    """The samples by their paths below one root."""
+    split_samples_files: Mapping[Role, Path]
+    """The samples by their paths below `local/`, `remote/`, `remote-2/`, …, by the role of the node that reads them."""
+    keys: Mapping[str, Keys]
+    """The run's keys, by the daemon's module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ class RunData:
         skipped = [path for data in self.each for path in data.handle.skipped]
         return {data.handle.name: data.provenance() for data in self.each} | {"skipped": skipped}
 
-    def store(self, folder: Path, keys: Mapping[str, Keys]) -> dict[str, DataOnNodes]:
+    def store(self, folder: Path, keys: Mapping[str, Keys]) -> dict[str, StoredData]:
         """Write every dataset's samples into the run's folder; returns where the cells of each workload find theirs."""
         store_preparations(folder, [one for data in self.each for one in data.preparations])
         several = len(self.each) > 1

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
+from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
 from harness.results.collect import collect
@@ -95,7 +96,7 @@ def measure(
         cells = plan_cells(experiment)
         keys: dict[str, Keys] = {}
         # A resumed run's samples may be damaged. They are written again before the cells, which need them, are read.
-        on_nodes = data.store(folder.folder, keys)
+        stored = data.store(folder.folder, keys)
         check_store(folder, ledger, progress)
         todo = find_missing(cfg, experiment, folder, cells, ledger, progress)
         failures: dict[str, str] = {}
@@ -105,7 +106,8 @@ def measure(
                 testbed = testbed or stack.enter_context(_start_testbed(experiment))
                 _check_floor(experiment, testbed, progress)
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
-                hosts = stack.enter_context(_start_host_agents(experiment, folder, testbed, progress))
+                beside = HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
+                hosts = stack.enter_context(beside)
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
                 record |= _hosts_provenance(testbed, here, hosts, _targets(experiment))
                 if resumed is not None:
@@ -113,8 +115,7 @@ def measure(
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
-                datasets = {key: one.describe() for key, one in data.by_workload.items()}
-                context = CellContext(experiment, folder, testbed, agent, hosts, on_nodes, datasets, session.name)
+                context = CellContext(experiment, folder, testbed, agent, hosts, stored, session.name)
                 _point_latest(folder, progress)
                 failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:
@@ -144,16 +145,9 @@ def check(experiment: Experiment, cfg: DictConfig) -> None:
 
 def _start_hosts(experiment: Experiment, cluster: Cluster, progress: RunProgress) -> Testbed:
     progress.doing("reaching the other hosts")
-    return HostsTestbed(
-        cluster.run_id,
-        cluster.inventory,
-        hosts_of_run(experiment, cluster.inventory),
-        list(experiment.regimes.values()),
-        link_kind=experiment.testbed.link,
-        caches=experiment.testbed.caches,
-        congestion=experiment.testbed.congestion,
-        ssh_config=cluster.ssh_config,
-    )
+    hosts = hosts_of_run(experiment, cluster.inventory)
+    regimes, options = _testbed_options(experiment)
+    return HostsTestbed(cluster.run_id, cluster.inventory, hosts, regimes, **options, ssh_config=cluster.ssh_config)
 
 
 def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
@@ -177,14 +171,14 @@ def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
 
 def _start_testbed(experiment: Experiment) -> Testbed:
     assert experiment.testbed.kind != "ssh", "the controller of several hosts starts the run on the lead"
-    return open_testbed(
-        experiment.testbed.kind,
-        uuid4().hex[:8],
-        list(experiment.regimes.values()),
-        link_kind=experiment.testbed.link,
-        caches=experiment.testbed.caches,
-        congestion=experiment.testbed.congestion,
-    )
+    regimes, options = _testbed_options(experiment)
+    return open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, **options)
+
+
+def _testbed_options(experiment: Experiment) -> tuple[list[Regime], dict[str, Any]]:
+    own = experiment.testbed
+    options = {"link_kind": own.link, "caches": own.caches, "congestion": own.congestion}
+    return list(experiment.regimes.values()), options
 
 
 def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress) -> None:
@@ -213,12 +207,6 @@ def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, le
         run_id=testbed.run_id,
         on_restart=lambda message: ledger.append("note", message=message),
     )
-
-
-def _start_host_agents(
-    experiment: Experiment, folder: RunFolder, testbed: Testbed, progress: RunProgress
-) -> HostAgents:
-    return HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
 
 
 def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, targets: Sequence[str]) -> Provenance:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -287,7 +287,10 @@ class ConversionMeter:
             self._seconds, self._cpu_s = time.monotonic() - began, cpu_s([os.getpid()]) - before
             edges.close()
             if window is not None:
-                self._read(window)
+                with suppress(EnergyError):
+                    sources = sorted(window.sources.items())
+                    found = ";".join(f"{name}={one}" for name, every in sources for one in every)
+                    self._joules, self._sources = window.joules, found
 
     def keep(
         self, handle: DatasetHandle, shards: Path, *, form: str = "", module: str = "", raw_bytes: int | None = None
@@ -322,10 +325,3 @@ class ConversionMeter:
             return edges.enter_context(Window("conversion", agent=agent))
         except (HarnessError, EnergyError):
             return None
-
-    def _read(self, window: Window) -> None:
-        try:
-            self._joules = window.joules
-            self._sources = ";".join(f"{name}={one}" for name, every in sorted(window.sources.items()) for one in every)
-        except EnergyError:
-            self._joules = None

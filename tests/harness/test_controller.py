@@ -69,7 +69,7 @@ def test_a_lost_host_ends_the_plan_or_fails_each_of_its_cells_by_policy(monkeypa
     failed = []
     context = SimpleNamespace(
         run=SimpleNamespace(set_aside=lambda cell_id: None),
-        datasets={"w": SimpleNamespace(samples=1)},
+        data={"w": SimpleNamespace(opened=SimpleNamespace(handle=SimpleNamespace(samples=[1])))},
         agent=SimpleNamespace(restart_if_failed=lambda: False),
         testbed=SimpleNamespace(require=require),
         experiment=SimpleNamespace(testbed=SimpleNamespace(on_lost_host=policy)),

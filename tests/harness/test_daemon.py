@@ -104,8 +104,8 @@ def test_what_only_the_daemon_can_know_is_told_in_its_words(shards):
 
 
 def test_a_daemon_that_can_start_is_tried_and_gone(shards):
-    with tried_daemon(loader().model_copy(update={"secure": True}), shards) as stream:
-        assert stream.endpoint and stream.keys
+    with tried_daemon(loader().model_copy(update={"secure": True}), shards) as (endpoint, keys):
+        assert endpoint and keys
         running = daemons()
     assert running and not daemons()
 

@@ -40,7 +40,7 @@ def test_each_workload_has_the_samples_of_its_own_dataset(tree, tmp_path):
     assert len(set(names.values())) == 2
     assert all(name.startswith("samples-tree-") for name in names.values())
     assert len(Samples.load(stored["two"].samples_file)) == 6
-    assert stored["two"].root == tmp_path / "b"
+    assert stored["two"].opened.handle.samples.root == tmp_path / "b"
 
 
 def test_one_dataset_is_opened_once_and_stored_under_its_usual_name(tree, tmp_path):

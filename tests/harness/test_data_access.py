@@ -10,7 +10,8 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, open_shards, place
-from harness.run.cells.data_access import DataOnNodes, open_access
+from harness.run.cells.data_access import open_access
+from harness.run.datasets import OpenData, StoredData
 from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples
@@ -48,7 +49,7 @@ def data(tmp_path):
         split = {"compute": tmp_path / "placement.parquet"} if placed.split else {}
         for role, path in split.items():
             placed.seen_from(role, samples).save(path)
-        return DataOnNodes(root, tmp_path / "samples.parquet", split, shards, placed, {})
+        return StoredData(OpenData(handle, placed, shards), tmp_path / "samples.parquet", split, {})
 
     return make
 

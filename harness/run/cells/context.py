@@ -10,10 +10,11 @@ from typing import Final
 from harness.cell.messages import CellState
 from harness.config.regime import Regime
 from harness.config.specs import Experiment
-from harness.results.cells import DatasetRecord, HostClock, MemoryRecord, Probe
+from harness.results.cells import HostClock, MemoryRecord, Probe
 from harness.results.folder import RunFolder
-from harness.run.cells.data_access import DataAccess, DataOnNodes
+from harness.run.cells.data_access import DataAccess
 from harness.run.daemon import RunningDaemon
+from harness.run.datasets import StoredData
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import HostAgents
 from harness.testbed import Node, Testbed
@@ -37,9 +38,7 @@ class CellContext:
     agent: EnergyAgent
     hosts: HostAgents
     """The energy agents of the other hosts; none on one machine."""
-    data: Mapping[str, DataOnNodes]
-    """By workload."""
-    datasets: Mapping[str, DatasetRecord]
+    data: Mapping[str, StoredData]
     """By workload."""
     session: str
     """Name of the provenance file of this session."""

@@ -7,41 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
-from harness.datasets.placement import PlacedData, Role, numbered
+from harness.datasets.placement import numbered
 from harness.errors import TestbedError
-from harness.run.daemon import Keys, RunningDaemon, serving
+from harness.run.daemon import RunningDaemon, serving
+from harness.run.datasets import StoredData
 from harness.testbed import Testbed
 from harness.testbed.base import LOOPBACK, Node
 from harness.testbed.memory import MemoryGroup
 
 _HERE: Final = Regime(name="local")
 _LINK: Final = 'mkdir -m 700 "$0"; while [ $# -gt 0 ]; do ln -s "$1" "$2"; shift 2; done'
-
-
-@dataclass(frozen=True, slots=True)
-class DataOnNodes:
-    """The dataset of a run, on its nodes."""
-
-    root: Path
-    """Of the files, on the node that has them."""
-    samples_file: Path
-    """The samples by their paths below one root."""
-    split_samples_files: Mapping[Role, Path]
-    """The samples by their paths below `local/`, `remote/`, `remote-2/`, …, by the role of the node that reads them."""
-    shards: Path | None
-    """The folder of all shards, whichever node serves them; None where nothing is streamed."""
-    placed: PlacedData
-    keys: Mapping[str, Keys]
-    """The run's keys, by the daemon's module."""
-    forms: Mapping[str, Path] = field(default_factory=dict)
-    """The folders that daemons serve in place of shards, by the daemon's module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +48,7 @@ class DataAccess:
 
 
 def open_access(
-    data: DataOnNodes,
+    data: StoredData,
     testbed: Testbed,
     loader: LoaderSpec,
     regime: Regime,
@@ -87,7 +69,7 @@ def open_access(
 
 
 def _served(
-    data: DataOnNodes,
+    data: StoredData,
     testbed: Testbed,
     loader: LoaderSpec,
     regime: Regime,
@@ -96,18 +78,18 @@ def _served(
     memory: MemoryGroup | None,
     nodes: Sequence[Node],
 ) -> dict[Node, DataAccess]:
-    assert data.shards is not None
+    placed, served_folder = data.opened.placed, data.opened.served_to(loader)
+    has_form = loader.daemon["module"] in data.opened.forms
     owners = {"compute": testbed.compute}
     owners |= {numbered("storage", place): node for place, node in enumerate(testbed.storages)}
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
-    form = data.forms.get(loader.daemon["module"])
 
     def serve(part: str, node: Node, *, here: bool, name: str, port: Mapping[str, int]) -> tuple[RunningDaemon, Path]:
         times = folder / f"{name}-events.jsonl"
         daemon = serving(
             node if memory is None else memory.node(node),
             LOOPBACK if here else node.address,
-            data.placed.shards[part] if form is None else form,
+            served_folder if has_form else placed.shards[part],
             {**loader.daemon, **port},
             folder / f"{name}.log",
             keys=keys,
@@ -117,13 +99,13 @@ def _served(
         return stack.enter_context(daemon), times
 
     found: dict[Node, list[tuple[RunningDaemon, Path]]] = {node: [] for node in nodes}
-    for part in data.placed.shards:
-        name = f"daemon-{part}" if data.placed.split else "daemon"
+    for part in placed.shards:
+        name = f"daemon-{part}" if placed.split else "daemon"
         # Nodes that both train ask each other.
-        if regime.is_local or (part == "compute" and data.placed.kind != "sharded"):
+        if regime.is_local or (part == "compute" and placed.kind != "sharded"):
             for number, node in enumerate(nodes):
                 # Two daemons may be on one node: the port that was asked for is the storage node's.
-                port = {"port": 0} if data.placed.split else {}
+                port = {"port": 0} if placed.split else {}
                 found[node].append(serve(part, node, here=True, name=numbered(name, number), port=port))
         else:
             port = {"port": 0} if part == "compute" else {}
@@ -133,10 +115,10 @@ def _served(
     return {
         node: DataAccess(
             "none: streamed",
-            data.shards if form is None else form,
+            served_folder,
             data.samples_file,
             # A daemon may serve links beside its form, and map those.
-            parts=(form.parent,) if form else tuple(data.placed.shards.values()) if data.placed.split else (),
+            parts=(served_folder.parent,) if has_form else tuple(placed.shards.values()) if placed.split else (),
             daemons=tuple(daemon for daemon, _ in served),
             events=tuple(times for _, times in served),
         )
@@ -144,24 +126,25 @@ def _served(
     }
 
 
-def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack, node: Node) -> DataAccess:
-    far = _HERE if data.placed.kind == "local" else regime
-    storages = testbed.storages[: data.placed.storages]
-    mounts = [stack.enter_context(testbed.mount(data.root, far, node, storage)) for storage in storages]
+def _mounted(data: StoredData, testbed: Testbed, regime: Regime, stack: ExitStack, node: Node) -> DataAccess:
+    placed, root = data.opened.placed, data.opened.handle.samples.root
+    far = _HERE if placed.kind == "local" else regime
+    storages = testbed.storages[: placed.storages]
+    mounts = [stack.enter_context(testbed.mount(root, far, node, storage)) for storage in storages]
     pids = tuple(pid for mount in mounts for pid in mount.pids)
-    if not data.placed.split:
-        return DataAccess(mounts[0].kind, data.root, data.samples_file, mounts[0].path, pids=pids)
+    if not placed.split:
+        return DataAccess(mounts[0].kind, root, data.samples_file, mounts[0].path, pids=pids)
     roots = {numbered("remote", place): mount.path for place, mount in enumerate(mounts)}
-    if data.placed.on_compute.any():
-        roots["local"] = stack.enter_context(testbed.mount(data.root, _HERE, node)).path
+    if placed.on_compute.any():
+        roots["local"] = stack.enter_context(testbed.mount(root, _HERE, node)).path
     # One folder whose parts lie on several nodes: what the samples' paths lead to lies behind a link for each.
     seen = node.folder / f"data-{uuid4().hex[:8]}"
     links = [str(part) for name, path in roots.items() for part in (path.absolute(), seen / name)]
     node.run(["sh", "-euc", _LINK, str(seen), *links])
     stack.callback(_remove, node, seen)
-    is_second = data.placed.kind == "sharded" and node != testbed.compute
+    is_second = placed.kind == "sharded" and node != testbed.compute
     samples_file = data.split_samples_files["storage" if is_second else "compute"]
-    return DataAccess(mounts[0].kind, data.root, samples_file, seen, pids=pids)
+    return DataAccess(mounts[0].kind, root, samples_file, seen, pids=pids)
 
 
 def _remove(node: Node, seen: Path) -> None:

@@ -40,7 +40,7 @@ def run_cells(
             raise interrupt
         context.run.set_aside(cell.cell_id)
         ledger.append("started", cell.cell_id)
-        progress.cell_started(cell, context.datasets[cell.workload].samples)
+        progress.cell_started(cell, len(context.data[cell.workload].opened.handle.samples))
         try:
             if context.agent.restart_if_failed():
                 ledger.append("note", message="the energy agent was started again")

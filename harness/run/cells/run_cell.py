@@ -114,7 +114,7 @@ def _spec(context: CellContext, cell: Cell, outcome: CellMeasurement, rank: int)
         stream_events=out / LOADER_EVENTS if loader.reads == "stream" else None,
         seed=cell.seed,
         epochs=experiment.epochs,
-        warmup_samples=min(experiment.warmup_samples, context.datasets[cell.workload].samples),
+        warmup_samples=min(experiment.warmup_samples, len(context.data[cell.workload].opened.handle.samples)),
         energy_store=context.run.energy.resolve(),
         interface=None if link is None else outcome.nodes[rank].interface,
         link_pid=None if link is None else link.pid,

@@ -53,7 +53,7 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
     pq.write_table(batches, partial / "batches.parquet")
     hosts, theirs = context.hosts.records(first["utc_ns"], last["utc_ns"], *measured.clocks)
     save_readings([*readings, *theirs], partial / "energy.parquet")
-    accelerator, placed = measured.done.accelerator, context.data[cell.workload].placed
+    accelerator, dataset = measured.done.accelerator, context.data[cell.workload].opened
     assert accelerator is not None
     has_link = not experiment.regimes[cell.regime].is_local
     record = CellRecord(
@@ -61,15 +61,15 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
         reads=loader.reads,
         manifest=MANIFEST,
         provenance=context.session,
-        dataset=context.datasets[cell.workload],
-        placement=parse_value(PlacementRecord, placed.describe()),
+        dataset=dataset.describe(),
+        placement=parse_value(PlacementRecord, dataset.placed.describe()),
         mount=measured.access.mount,
         caches=measured.caches,
         storage_reads=measured.storage_reads,
         memory=measured.memory,
         daemon_memory=measured.daemon_memory,
         ranks=rank_records(
-            measured.nodes, batches, placed, gradient_bytes=accelerator.gradient_bytes or 0, has_link=has_link
+            measured.nodes, batches, dataset.placed, gradient_bytes=accelerator.gradient_bytes or 0, has_link=has_link
         ),
         other_runs=sorted(measured.other_runs),
         notes=measured.done.notes,
