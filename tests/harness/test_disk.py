@@ -29,15 +29,12 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(read_o
         check_writable("results_dir", read_only / "a" / "b")
 
 
-def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_named_and_a_folder_is_not_made_yet(tmp_path):
+    check_writable("results_dir", tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match=r"file/results: .*/file "):
         check_writable("results_dir", tmp_path / "file" / "results")
-
-
-def test_a_folder_that_can_be_made_is_not_made_yet(tmp_path):
-    check_writable("results_dir", tmp_path / "a" / "b")
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process
@@ -51,19 +48,10 @@ def test_a_disk_that_is_too_small_for_any_run_is_refused_with_its_room(tmp_path)
         subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_full_disk_is_told_wherever_it_is(tmp_path):
+def test_a_full_disk_and_an_error_inside_a_folder_are_named_with_the_key_and_others_are_left(tmp_path):
     with pytest.raises(DiskError, match="cache_dir"), disk_errors({"cache_dir": tmp_path}):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/file")
-
-
-def test_an_error_outside_of_the_folders_is_left_as_it_is(tmp_path):
+    with pytest.raises(DiskError, match=r"cache/x: .*cache_dir"), disk_errors({"cache_dir": tmp_path}):
+        (tmp_path / "cache" / "x").open()
     with pytest.raises(FileNotFoundError), disk_errors({"cache_dir": tmp_path / "cache"}):
         open("/no/such/file")  # noqa: PTH123, SIM115 - the error is wanted as Python raises it
-
-
-def test_an_error_inside_of_them_is_named_with_its_key(tmp_path):
-    with (
-        pytest.raises(DiskError, match=r"cache/x: .*cache_dir"),
-        disk_errors({"cache_dir": tmp_path}),
-    ):
-        (tmp_path / "cache" / "x").open()

@@ -42,15 +42,12 @@ def test_it_is_named_in_one_line(module, name, tmp_path):
     )
 
 
-def test_a_program_that_imports_the_harness_gets_an_import_error(tmp_path):
-    (tmp_path / "loaders.py").touch()
-    done = python(tmp_path, "-c", "import harness", PYTHONPATH=str(ROOT))
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'loaders.py'} hides")
-
-
-def test_a_folder_that_is_no_package_hides_nothing(tmp_path):
+def test_a_program_that_imports_the_harness_gets_an_import_error_and_a_folder_hides_nothing(tmp_path):
     (tmp_path / "loaders").mkdir()
     assert python(tmp_path, "-c", "import harness", PYTHONPATH=str(ROOT)).returncode == 0
+    (tmp_path / "energymon.py").touch()
+    done = python(tmp_path, "-c", "import harness", PYTHONPATH=str(ROOT))
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {tmp_path / 'energymon.py'} hides")
 
 
 def test_with_p_neither_a_program_nor_what_it_starts_sees_it(tmp_path):

@@ -104,6 +104,9 @@ def test_rows_are_written_with_what_the_cell_uses_over_time(cell, tmp_path):
 
 def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
     path = tmp_path / "resources.parquet"
+    with ResourceSampler([cell.pid], None, path):
+        pass
+    assert pq.read_table(path).num_rows == 0, "it was never started"
     sampler = ResourceSampler([cell.pid], None, path)
     with sampler:
         sampler.start(())
@@ -113,14 +116,6 @@ def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
         sampler._thread.join(5)
         assert not sampler._thread.is_alive()
     assert pq.read_table(path).num_rows >= 1
-
-
-def test_a_sampler_that_was_never_started_writes_no_row(tmp_path):
-    with ResourceSampler([os.getpid()], None, tmp_path / "r.parquet"):
-        pass
-    table = pq.read_table(tmp_path / "r.parquet")
-    assert table.num_rows == 0
-    assert "gpu_mem_bytes" in table.column_names
 
 
 def test_local_data_has_no_interface_and_one_that_is_not_there_counts_nothing():
@@ -152,30 +147,24 @@ def library(tmp_path_factory):
     return fake.build(tmp_path_factory.mktemp("nvml"))
 
 
-def test_the_board_of_the_cell_tells_utilisation_and_memory(library, tmp_path):
-    boards = fake.Boards(tmp_path / "boards")
-    boards(2, util_pct={0: 12, 1: 87}, used_mib={1: 1024})
-    assert read_boards(library, boards.control, "GPU-00000001") == [pytest.approx(0.87), 1 << 30]
-
-
-def test_of_several_boards_the_mean_utilisation_and_the_most_memory_count(library, tmp_path):
-    boards = fake.Boards(tmp_path / "boards")
-    boards(3, util_pct={0: 10, 1: 90, 2: 80}, used_mib={0: 2, 1: 1024, 2: 4096})
-    both = ("GPU-00000000", "GPU-00000001")
-    assert read_boards(library, boards.control, *both) == [pytest.approx(0.5), 1 << 30]
-    assert read_boards(library, boards.control, *both, "GPU-of-another-host") == [None, None]
+ONE, TWO = "GPU-00000000", "GPU-00000001"
 
 
 @pytest.mark.parametrize(
-    ("state", "uuid", "told"),
+    ("state", "uuids", "told"),
     [
-        ({"no_util": {0: 1}}, "GPU-00000000", [None, 0]),
-        ({"lost": [0]}, "GPU-00000000", [None, None]),
-        ({}, "GPU-00000007", [None, None]),
-        ({"no_driver": True}, "GPU-00000000", [None, None]),
+        ({"util_pct": {0: 12, 1: 87}, "used_mib": {1: 1024}}, [TWO], [pytest.approx(0.87), 1 << 30]),
+        ({"util_pct": {0: 10, 1: 90}, "used_mib": {0: 2, 1: 1024}}, [ONE, TWO], [pytest.approx(0.5), 1 << 30]),
+        ({}, [ONE, TWO, "GPU-of-another-host"], [None, None]),
+        ({"no_util": {0: 1}}, [ONE], [None, 0]),
+        ({"lost": [0]}, [ONE], [None, None]),
+        ({}, ["GPU-00000007"], [None, None]),
+        ({"no_driver": True}, [ONE], [None, None]),
     ],
 )
-def test_what_a_board_does_not_tell_is_unknown(library, tmp_path, state, uuid, told):
+def test_boards_tell_their_mean_utilisation_and_the_most_memory_and_what_one_does_not_tell_is_unknown(
+    library, tmp_path, state, uuids, told
+):
     boards = fake.Boards(tmp_path / "boards")
-    boards(1, **state)
-    assert read_boards(library, boards.control, uuid) == told
+    boards(2, **state)
+    assert read_boards(library, boards.control, *uuids) == told
