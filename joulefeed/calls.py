@@ -100,7 +100,7 @@ def request(do: str, **arguments: object) -> bytes:
 def wait_answer(
     channel: Channel, do: str, *, timeout_s: float, progress: Callable[..., object] = lambda *values: None
 ) -> Any:
-    """Return the answer to a request that was sent, as `call` does."""
+    """Return the answer to a request that was sent, as `call` does. Raises CallError, and ChildError of a Child."""
     while (line := channel.read_line(timeout_s)) is not None:
         try:
             answer = json.loads(line)

@@ -34,12 +34,9 @@ from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
 
 # Given by the harness to every loader; the config may not set them.
-_GIVEN: Final = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"} | {
-    "transform",
-    "batch_size",
-    "seed",
-    "device",
-}
+_GIVEN: Final = frozenset(
+    {"samples", "endpoint", "endpoints", "keys", "events", "epochs", "transform", "batch_size", "seed", "device"}
+)
 _SHARE: Final = ("rank", "world_size", "remainder")
 """Arguments of a loader that can read the share of a rank."""
 _PARTS: Final = {

@@ -117,7 +117,7 @@ def _wait(node: Node, child: Child, progress: Progress) -> RunData:
 
 
 def _store(data: RunData, folder: Path) -> object:
-    """Write what is known of each sample into a folder; return the rest as plain data."""
+    """Write the facts of each sample into a folder; return the rest as plain data."""
     folder.mkdir(exist_ok=True)
     described = []
     for number, one in enumerate(data.each):

@@ -1,4 +1,4 @@
-"""What the cells of a run share, the probes of its link among it, and what is learned of each from outside."""
+"""What the cells of a run share, with the probes of its link, and what the driver learns of each cell."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CellContext:
 
 @dataclass(slots=True)
 class CellMeasurement:
-    """What is learned of a cell from outside while it runs."""
+    """What the driver learns of a cell while it runs."""
 
     reached: Mapping[Node, DataAccess]
     """How each node reaches its data."""

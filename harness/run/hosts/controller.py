@@ -121,7 +121,6 @@ class _Lead:
         self._inventory, self._experiment, self._cfg, self._command = inventory, experiment, cfg, command
         self._resumed = resumed
         self._run_id = uuid4().hex[:8]
-        self._stack = ExitStack()
         self._child: Child | None = None
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease of the lead", daemon=True)
@@ -133,21 +132,17 @@ class _Lead:
         self._node = RemoteNode(
             "compute", self._run_id, host=host.name, connection=self._connection, there=HOSTS_RESULTS
         )
-        try:
-            if self._resumed is not None:
-                self._send(self._resumed.folder)
-            order = Order(
-                run_id=self._run_id,
-                argv=("-m", "harness.run.hosts.lead"),
-                is_python=True,
-                text=request("measure", **asdict(self._assignment())).decode(),
-                silence_s=SILENCE_S,
-            )
-            self._child = self._connection.start(order, keep_stderr=True)
-            self._beating.start()
-        except BaseException:
-            self._stack.close()
-            raise
+        if self._resumed is not None:
+            self._send(self._resumed.folder)
+        order = Order(
+            run_id=self._run_id,
+            argv=("-m", "harness.run.hosts.lead"),
+            is_python=True,
+            text=request("measure", **asdict(self._assignment())).decode(),
+            silence_s=SILENCE_S,
+        )
+        self._child = self._connection.start(order, keep_stderr=True)
+        self._beating.start()
         return self
 
     def __exit__(self, *of: object) -> None:
@@ -156,7 +151,6 @@ class _Lead:
             self._beating.join()
         if self._child is not None:
             self._child.stop(eof_s=_END_S)
-        self._stack.close()
 
     @property
     def has_results(self) -> bool:

@@ -56,7 +56,7 @@ class Assignment:
     """Of the time-series server."""
 
 
-class _Relay:
+class _RelayedDisplay:
     """A display whose calls are shown by the controller."""
 
     def __init__(self, report: Callable[..., None]) -> None:
@@ -106,7 +106,7 @@ def _measure(assignment: Assignment, report: Callable[..., None]) -> int:
 
     try:
         with signals_raise(), disk_errors(where):
-            display = cast(RunProgress, _Relay(report))
+            display = cast(RunProgress, _RelayedDisplay(report))
             return measure(experiment, cfg, display, assignment.command, report_folder, cluster)[1]
     except Interrupted as error:
         raise CellError(str(error)) from error
