@@ -318,7 +318,6 @@ BAD = {
     "loaders.pytorch._target_=no.such.Loader": "cannot be imported",
     "resume=nothing": "no run with a plan.json",
     "resume_invalid=true": "only with resume=FOLDER",
-    "loaders.pytorch.num_workers=two": "expected a whole number",
     "loaders.streaming.daemon.module=null": "daemon.module",
     "+loaders.streaming.daemon.treads=2": "loaders.streaming.daemon.treads",
     "figures=[nope]": "nope",

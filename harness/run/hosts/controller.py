@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TypeVar
 from uuid import uuid4
@@ -21,7 +20,7 @@ from harness.results.files import write_whole
 from harness.results.folder import RunFolder, move_home
 from harness.run.driver import check, hosts_of_run
 from harness.run.host_energy import read_token
-from harness.run.hosts.lead import FOLDER, HOSTS_DATA, HOSTS_RESULTS, Assignment, show
+from harness.run.hosts.lead import FOLDER, HOSTS_DATA, HOSTS_RESULTS, show
 from harness.run.progress import RunProgress
 from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import LOST, Connection, RemoteNode
@@ -138,7 +137,7 @@ class _Lead:
             run_id=self._run_id,
             argv=("-m", "harness.run.hosts.lead"),
             is_python=True,
-            text=request("measure", **asdict(self._assignment())).decode(),
+            text=self._request(),
             silence_s=SILENCE_S,
         )
         self._child = self._connection.start(order, keep_stderr=True)
@@ -245,11 +244,12 @@ class _Lead:
     def _config(self) -> bytes:
         return OmegaConf.to_yaml(self._cfg, resolve=True).encode()
 
-    def _assignment(self) -> Assignment:
+    def _request(self) -> str:
         cfg = OmegaConf.merge(self._cfg, {"results_dir": str(HOSTS_RESULTS), "cache_dir": str(HOSTS_DATA)})
         if self._resumed is not None:
             cfg.resume = self._resumed.folder.name
-        return Assignment(
+        line = request(
+            "measure",
             run_id=self._run_id,
             config=OmegaConf.to_yaml(cfg, resolve=True),
             inventory=self._inventory.to_json(),
@@ -257,6 +257,7 @@ class _Lead:
             ssh_config=str(LEAD_SSH_CONFIG),
             token=read_token(self._experiment.store),
         )
+        return line.decode()
 
     def _beat(self) -> None:
         while not self._over.wait(_BEAT_S):

@@ -1,7 +1,7 @@
 """The run on the lead of several hosts: `python -m harness.run.hosts.lead`, which the controller starts.
 
-It answers one call, `measure` with the fields of an Assignment, by how many cells failed. Its progress is calls of the
-controller's display, and `folder` with the results folder and its plan as soon as they exist.
+It answers one call, `measure`, by how many cells failed. Its progress is calls of the controller's display, and
+`folder` with the results folder and its plan as soon as they exist.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -37,23 +37,6 @@ _SHOWN: Final = frozenset(
     {"doing", "note", "follow", "start", "cell_started", "phase", "samples", "cell_done", "cell_failed", "stop"}
 )
 """What the lead calls of the controller's display."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """A run that this host leads."""
-
-    run_id: str
-    config: str
-    """The composed config, as YAML."""
-    inventory: str
-    """As `Inventory.to_json` writes it."""
-    command: str
-    """What the user typed."""
-    ssh_config: str
-    """How the other hosts are reached from here."""
-    token: str | None = None
-    """Of the time-series server."""
 
 
 class _RelayedDisplay:
@@ -86,20 +69,42 @@ def show(display: RunProgress, name: str, *arguments: object) -> None:
         getattr(display, name)(*map(_to_cells, arguments))
 
 
-def _measure(assignment: Assignment, report: Callable[..., None]) -> int:
-    """Run what the controller asks for; returns how many cells failed."""
-    if assignment.token:
-        os.environ[TOKEN_VARIABLE] = assignment.token
-    cfg = OmegaConf.create(assignment.config)
+def _measure(
+    report: Callable[..., None],
+    *,
+    run_id: str,
+    config: str,
+    inventory: str,
+    command: str,
+    ssh_config: str,
+    token: str | None,
+) -> int:
+    """Run what the controller asks for.
+
+    Args:
+        report: reports progress to the controller.
+        run_id: of the run.
+        config: the composed config, as YAML.
+        inventory: the hosts, as `Inventory.to_json` writes them.
+        command: what the user typed.
+        ssh_config: how the other hosts are reached from here.
+        token: of the time-series server; None without one.
+
+    Returns:
+        How many cells failed.
+    """
+    if token:
+        os.environ[TOKEN_VARIABLE] = token
+    cfg = OmegaConf.create(config)
     assert isinstance(cfg, DictConfig)
     where = {"results_dir": Path(cfg.results_dir), "cache_dir": Path(cfg.cache_dir)}
     for key, folder in where.items():
         check_writable(key, folder)
     experiment = Experiment.from_config(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)))
-    # The token came with the assignment: its file is on the controller.
+    # The token came with the call: its file is on the controller.
     store = experiment.store.model_copy(update={"token_file": None})
     experiment = experiment.model_copy(update={"store": store})
-    cluster = Cluster(Inventory.from_json(assignment.inventory), assignment.run_id, Path(assignment.ssh_config))
+    cluster = Cluster(Inventory.from_json(inventory), run_id, Path(ssh_config))
 
     def report_folder(path: Path) -> None:
         report(FOLDER, str(path), RunFolder(path).plan.read_text())
@@ -107,7 +112,7 @@ def _measure(assignment: Assignment, report: Callable[..., None]) -> int:
     try:
         with signals_raise(), disk_errors(where):
             display = cast(RunProgress, _RelayedDisplay(report))
-            return measure(experiment, cfg, display, assignment.command, report_folder, cluster)[1]
+            return measure(experiment, cfg, display, command, report_folder, cluster)[1]
     except Interrupted as error:
         raise CellError(str(error)) from error
 
@@ -121,9 +126,7 @@ def _write(line: str) -> None:
 
 def main() -> int:
     """Answer the call on standard input; returns the exit status."""
-    answers = Answers(
-        {"measure": lambda **fields: _measure(Assignment(**fields), answers.progress)}, (HarnessError,), _write
-    )
+    answers = Answers({"measure": lambda **given: _measure(answers.progress, **given)}, (HarnessError,), _write)
     answers.run()
     return 0
 
