@@ -3,12 +3,16 @@
 import io
 
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 
-from harness.errors import ConfigError
+from harness.config.experiment import experiment_from
+from harness.errors import ConfigError, DatasetError
+from harness.run import host_data
 from harness.run.datasets import open_data
+from harness.testbed.base import Node
 from loaders.base import Samples
-from tests.harness.configs import experiment
+from tests.harness.configs import composed, experiment
 
 TWO = ("+experiment=smoke", "~loaders.streaming", "+workload@workloads.two=resnet50", "workloads.two.batch_size=2")
 TWO += ("+dataset@workloads.two.dataset=imagenet_small", "workloads.resnet50.batch_size=2")
@@ -68,3 +72,30 @@ def test_a_batch_is_compared_with_the_workload_s_own_dataset(tree, tmp_path):
             "workloads.two.batch_size=5",
             "workloads.resnet50.batch_size=5",
         )
+
+
+@pytest.mark.process
+def test_a_host_describes_what_it_has_as_the_lead_would_find_it(tree, tmp_path, monkeypatch):
+    cfg = composed(
+        *TWO,
+        "~loaders.dali",
+        f"dataset.root={tree('a', 4)}",
+        f"workloads.two.dataset.root={tree('b', 6)}",
+        "placement=half",
+    )
+    config = OmegaConf.to_container(cfg, resolve=True)
+    shown = []
+    node = Node("storage", "datatest")
+    monkeypatch.setattr(host_data, "_folder", lambda node: tmp_path / "data")
+    found = host_data.open_data_on([node], config, tmp_path / "cache", lambda *said: shown.append(said))
+    here = open_data(experiment_from(cfg), tmp_path / "cache", lambda *_: None)
+    assert shown
+    assert found.content_hash == here.content_hash
+    for key, one in here.by_workload.items():
+        there = found.by_workload[key]
+        assert (there.describe(), there.provenance(), there.shards) == (one.describe(), one.provenance(), one.shards)
+        assert there.placed.shards == one.placed.shards
+        assert (there.placed.on_compute == one.placed.on_compute).all()
+    broken = {**config, "dataset": {**config["dataset"], "root": "/no/such/place"}}
+    with pytest.raises(DatasetError, match=r"^host .*/no/such/place"):
+        host_data.open_data_on([node], broken, tmp_path / "cache", lambda *_: None)
