@@ -19,7 +19,7 @@ from tests.energymon.nvml import fake
 
 pytestmark = pytest.mark.process
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 # A parent that holds 64 MB, and a forked child that shares them and works.
 CELL = """
 import os, sys

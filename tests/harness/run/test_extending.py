@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SAMPLES = 20
 

@@ -28,7 +28,7 @@ from tests.harness.configs import experiment
 pytestmark = pytest.mark.process
 
 MODULE = "tests_own_form"
-OWN = "tests.harness.test_prepare.Elsewhere"
+OWN = "tests.harness.run.test_prepare.Elsewhere"
 SMALL = ["dataset.samples=12", "epochs=1", "repeats=1", "warmup_samples=0", "workloads.resnet50.batch_size=4"]
 ALONE = ["~loaders.pytorch", "~loaders.dali", "~loaders.streaming", "figures=[]", "accelerator=none"]
 

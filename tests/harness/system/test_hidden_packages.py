@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def python(folder, *arguments, **environment):

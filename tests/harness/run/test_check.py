@@ -20,7 +20,7 @@ from loaders.errors import LoaderConfigError
 from tests.harness.configs import experiment
 
 SMALL = ["dataset.samples=24", "repeats=3", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-OWN = "tests.harness.test_check"
+OWN = "tests.harness.run.test_check"
 PYTORCH = ("~loaders.dali", "~loaders.streaming")
 STREAMING = ("~loaders.dali", "~loaders.pytorch", "accelerator=cpu")
 UNET = ("~workloads.resnet50", "+workload@workloads.unet3d=unet3d", "dataset=kits19_small")
@@ -90,10 +90,10 @@ def test_what_cannot_be_read_as_an_override_is_named(override):
         ("+accelerator.seconds_per_sample={resnet5: 1}", ["seconds_per_sample.resnet5: ", "did you mean resnet50?"]),
         ("workloads.resnet50.batch_size=97", ["batch_size=97 is larger than the dataset (dataset.samples=96)"]),
         ("dataset._target_=harness.no_such.Thing", ["_target_=harness.no_such.Thing: cannot be imported"]),
-        ("+loaders.own={_target_: tests.harness.test_check.Picky, environment: mosiac}", ["environment=mosiac: "]),
-        ("+loaders.own={_target_: tests.harness.test_check.Picky, environment: vm}", ["environment=vm: "]),
+        ("+loaders.own={_target_: tests.harness.run.test_check.Picky, environment: mosiac}", ["environment=mosiac: "]),
+        ("+loaders.own={_target_: tests.harness.run.test_check.Picky, environment: vm}", ["environment=vm: "]),
         (
-            "+loaders.own={_target_: tests.harness.test_check.Picky, environment: ../mosaic}",
+            "+loaders.own={_target_: tests.harness.run.test_check.Picky, environment: ../mosaic}",
             ["environment='../mosaic'"],
         ),
     ],
@@ -112,7 +112,7 @@ def test_a_wrong_value_of_a_workloads_own_dataset_is_named_by_its_key():
 
 def test_hosts_do_not_have_environments():
     there = ["testbed=ssh", "testbed.inventory=hosts.yml"]
-    own = "+loaders.own={_target_: tests.harness.test_check.Picky, environment: mosaic}"
+    own = "+loaders.own={_target_: tests.harness.run.test_check.Picky, environment: mosaic}"
     assert refusal("+experiment=smoke", *PYTORCH, own, *there).startswith("loaders.own.environment: testbed=ssh")
 
 
