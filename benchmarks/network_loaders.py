@@ -31,9 +31,8 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.config.validation import parse
 from harness.errors import TestbedError
-from harness.run.daemon import Daemon, Keys, make_keys, serving
-from harness.run.environments import daemon_environment, python_of
-from harness.run.forms import prepare_in
+from harness.run.daemon import Keys, RunningDaemon, make_keys, serving
+from harness.run.prepare import daemon_environment, prepare_in, python_of
 from harness.testbed.base import Node
 from harness.testbed.link import LinkKind
 
@@ -63,7 +62,7 @@ class Served:
     """A server that runs for a loader."""
 
     spec: LoaderSpec
-    daemon: Daemon
+    daemon: RunningDaemon
     keys: Keys | None
 
 

@@ -1,6 +1,6 @@
 """`python -m harness`."""
 
-from harness.run.cli import main
+from harness.cli import main
 from harness.system.program import run_program
 
 run_program(main)

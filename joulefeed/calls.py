@@ -88,7 +88,19 @@ def call(
         CallError: the handler raised an error, or the process was silent for too long.
         ChildError: the process is gone, where the channel is a Child.
     """
-    channel.send(json.dumps({"do": do, **arguments}).encode() + b"\n")
+    channel.send(request(do, **arguments))
+    return wait_answer(channel, do, timeout_s=timeout_s, progress=progress)
+
+
+def request(do: str, **arguments: object) -> bytes:
+    """Return the line that asks for something, for several processes that work at a time, or another way to send it."""
+    return json.dumps({"do": do, **arguments}).encode() + b"\n"
+
+
+def wait_answer(
+    channel: Channel, do: str, *, timeout_s: float, progress: Callable[..., object] = lambda *values: None
+) -> Any:
+    """Return the answer to a request that was sent, as `call` does. Raises CallError, and ChildError of a Child."""
     while (line := channel.read_line(timeout_s)) is not None:
         try:
             answer = json.loads(line)

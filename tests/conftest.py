@@ -9,7 +9,6 @@ the workers end together.
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import gc
 import os
@@ -153,46 +152,6 @@ def _turn(item: pytest.Item, places: dict[str, float]) -> tuple[int, float]:
 
 def pytest_collection_finish() -> None:
     gc.enable()
-    if "hydra" in sys.modules:
-        _compose_each_choice_once()
-
-
-def _compose_each_choice_once() -> None:
-    """Have Hydra read and merge the files of `conf/` once for each choice among them; values are set in a copy."""
-    import hydra._internal.config_loader_impl as implementation
-    from hydra._internal.defaults_list import DefaultsList
-
-    find, loader = implementation.create_defaults_list, implementation.ConfigLoaderImpl
-    merge = loader._compose_config_from_defaults_list
-    found: dict[tuple[object, ...], DefaultsList] = {}
-    merged: dict[str, object] = {}
-
-    def find_once(repo, config_name, overrides_list, prepend_hydra, skip_missing):
-        sources = [f"{source.scheme()}://{source.path}" for source in repo.get_sources()]
-        options = {"config_name": config_name, "prepend_hydra": prepend_hydra, "skip_missing": skip_missing}
-        if any(source.startswith("file:") for source in sources):  # a test's own folder, which may change
-            return find(repo, overrides_list=overrides_list, **options)
-        given = [one for one in overrides_list if not one.is_sweep_override()]
-        values = [one for one in given if not repo.group_exists(one.key_or_group)]
-        choices = [one for one in given if one not in values]
-        key = (*sources, *options.values(), *(one.input_line for one in choices))
-        if key not in found:
-            found[key] = find(repo, overrides_list=choices, **options)
-        once = copy.copy(found[key])
-        once.config_overrides = [*once.config_overrides, *values]
-        repo.choice = str(key)
-        return once
-
-    def merge_once(self, defaults, repo):
-        choice = getattr(repo, "choice", None)
-        if choice is None:
-            return merge(self, defaults=defaults, repo=repo)
-        if choice not in merged:
-            merged[choice] = merge(self, defaults=defaults, repo=repo)
-        return copy.deepcopy(merged[choice])
-
-    implementation.create_defaults_list = find_once
-    loader._compose_config_from_defaults_list = merge_once
 
 
 class _Fast:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,6 +24,54 @@ from harness.system.procfs import (
 )
 
 _NO_PIDS: Final[Mapping[str, Sequence[int]]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the kernel has counted until one moment, as an event stores it. None is not there or not counted."""
+
+    rx_bytes: int | None
+    """Received by the data interface, as are the bytes sent; None for local data."""
+    tx_bytes: int | None
+    cpu_busy_s: float
+    """CPU seconds of the processors that this process may use, as are all times of `cpu_`."""
+    cpu_total_s: float
+    link_cpu_s: float | None
+    """Of the delay line; None where the kernel makes the link."""
+    cell_cpu_s: float
+    """Of this process with its workers."""
+    cell_user_s: float
+    """The same in user mode, and below in the kernel."""
+    cell_system_s: float
+    disk_read_bytes: int | None
+    """Of the host's disks, as are the bytes written."""
+    disk_written_bytes: int | None
+    cpu_at_s: float
+    """When the processors were read, monotonic."""
+    cpus: int
+    cpu_idle_s: float
+    cpu_irq_s: float
+    cpu_steal_s: float
+    run_cpu_s: float
+    """Of all processes of the run on this host."""
+    kernel_cpu_s: float
+    """Of the kernel's own threads."""
+    run_wait_s: float | None
+    """For how long threads of the run waited for a CPU."""
+    cell_read_bytes: int | None
+    """What this process and its workers had read from disks."""
+    cache_drops: int | None
+    """How often anybody dropped this machine's page cache."""
+    parts: Mapping[str, tuple[float | None, int | None]]
+    """CPU seconds, and bytes read from disks, of the processes that serve the cell, by what they do; of CPU seconds
+    None once one of them is gone. An event has them as NAME_cpu_s and NAME_read_bytes."""
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the values of an event."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "parts"}
+        for name, (used_s, nbytes) in self.parts.items():
+            own |= {f"{name}_cpu_s": used_s, f"{name}_read_bytes": nbytes}
+        return own
 
 
 class CellCounters:
@@ -47,47 +96,36 @@ class CellCounters:
         self._kernel = KernelThreads()
 
     def read(self) -> dict[str, Any]:
-        """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the processors that this process may
-        use (busy, total), of the link, and of this process with its workers (all, in user mode, in the kernel), and
-        bytes read from and written to the host's disks. Then, to find out what others took: the time, s, with those
-        processors and their seconds idle, in interrupts and stolen; CPU seconds of the whole run and of the kernel's
-        threads; for how long threads of the run waited for a CPU. NAME_cpu_s is that of `pids` with their children, and
-        None once one of them is gone. NAME_read_bytes is what they read from disks; that of `cell` is this process with
-        its workers. Last, how often anybody dropped this machine's page cache.
-
-        What does not exist is None: no data interface when the data is local, no link process under netem.
-        """
+        """Return the values of a Counters, for an event."""
         rx, tx = nic_bytes(self._interface) or (None, None)
         read, written = disk_bytes() or (None, None)
         at_s, host, run = time.monotonic(), own_cpu(), family(self._run_pid)
         user_s, system_s = cpu_split(family(os.getpid()))
-        return {
-            "rx_bytes": rx,
-            "tx_bytes": tx,
-            "cpu_busy_s": host.busy_s,
-            "cpu_total_s": host.total_s,
-            "link_cpu_s": self._link_cpu_s(),
-            "cell_cpu_s": user_s + system_s,
-            "cell_user_s": user_s,
-            "cell_system_s": system_s,
-            "disk_read_bytes": read,
-            "disk_written_bytes": written,
-            "cpu_at_s": at_s,
-            "cpus": host.cpus,
-            "cpu_idle_s": host.idle_s,
-            "cpu_irq_s": host.irq_s,
-            "cpu_steal_s": host.steal_s,
-            "run_cpu_s": cpu_s(run),
-            "kernel_cpu_s": self._kernel.cpu_s(),
-            "run_wait_s": wait_s(run),
-            **{f"{name}_cpu_s": self._cpu_s(pids) for name, pids in self._pids.items()},
-            "cell_read_bytes": read_bytes(family(os.getpid())),
-            **{f"{name}_read_bytes": read_bytes(chain(*map(family, pids))) for name, pids in self._pids.items()},
-            "cache_drops": cache_drops(),
-        }
-
-    def _link_cpu_s(self) -> float | None:
-        return None if self._link_pid is None else self._cpu_s([self._link_pid])
+        return Counters(
+            rx_bytes=rx,
+            tx_bytes=tx,
+            cpu_busy_s=host.busy_s,
+            cpu_total_s=host.total_s,
+            link_cpu_s=None if self._link_pid is None else self._cpu_s([self._link_pid]),
+            cell_cpu_s=user_s + system_s,
+            cell_user_s=user_s,
+            cell_system_s=system_s,
+            disk_read_bytes=read,
+            disk_written_bytes=written,
+            cpu_at_s=at_s,
+            cpus=host.cpus,
+            cpu_idle_s=host.idle_s,
+            cpu_irq_s=host.irq_s,
+            cpu_steal_s=host.steal_s,
+            run_cpu_s=cpu_s(run),
+            kernel_cpu_s=self._kernel.cpu_s(),
+            run_wait_s=wait_s(run),
+            cell_read_bytes=read_bytes(family(os.getpid())),
+            cache_drops=cache_drops(),
+            parts={
+                name: (self._cpu_s(pids), read_bytes(chain(*map(family, pids)))) for name, pids in self._pids.items()
+            },
+        ).to_event()
 
     @staticmethod
     def _cpu_s(pids: Sequence[int]) -> float | None:

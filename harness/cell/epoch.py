@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from energymon import Asker
 from harness.cell.counters import CellCounters
-from harness.cell.events import EventLog, Instant
+from harness.cell.events import EventLog, Moment
 from harness.cell.ranks import Ranks
 from harness.errors import CellError
 from harness.system.procfs import family, pss_bytes
@@ -121,17 +121,17 @@ def measured_epoch(
     if ranks is not None:
         ranks.wait()
     at_edge()
-    began = Instant.now()
+    began = Moment.now()
     log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
     records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps)
-    ended = Instant.now()
+    ended = Moment.now()
     own: dict[str, Any] = {}
     if ranks is not None:
         own["own_ns"] = ended.mono_ns - began.mono_ns
         ranks.wait()
-        ended = Instant.now()
+        ended = Moment.now()
     if at_edge():
-        ended = Instant.now()
+        ended = Moment.now()
     duration_ns = ended.mono_ns - began.mono_ns
     log.add("epoch_end", at=ended, epoch=epoch, duration_ns=duration_ns, **own, **counters.read())
     # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.

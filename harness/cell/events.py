@@ -18,15 +18,15 @@ CellEvent = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Instant:
-    """One moment by two clocks, ns."""
+class Moment:
+    """An instant by two clocks, ns."""
 
     utc_ns: int
     mono_ns: int
 
     @classmethod
     def now(cls) -> Self:
-        """Return this moment."""
+        """Return the present one."""
         return cls(time.time_ns(), time.monotonic_ns())
 
 
@@ -36,12 +36,12 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def add(self, event: str, *, at: Instant | None = None, synced: bool = True, **values: object) -> None:
+    def add(self, event: str, *, at: Moment | None = None, synced: bool = True, **values: object) -> None:
         """Write one event, of now or of the instant `at`; it is on disk when this returns.
 
         With `synced` false it survives the death of this process alone; the next event that is synced takes it along.
         """
-        record = {"event": event, **asdict(at or Instant.now()), **values}
+        record = {"event": event, **asdict(at or Moment.now()), **values}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if synced:

@@ -2,10 +2,7 @@
 
 The harness talks to it in JSON lines. In, on stdin: first the modules to import, then the cell's spec, then
 `{"go": true}` before every epoch. Out, on the process's first stdout: one state a line. EOF on stdin means that
-the harness is gone, and ends the process.
-
-A cell of several ranks is several such processes. `torchrun ... -m harness.cell SPEC` runs the spec of a file without
-the harness, in as many ranks as torchrun starts.
+the harness is gone, and ends the process. A cell of several ranks is several such processes.
 """
 
 from __future__ import annotations
@@ -18,21 +15,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO, cast
 
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_batches
 from harness.cell.events import EventLog
+from harness.cell.loader import batch_size_of, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
-from harness.cell.ranks import Ranks, joined, joined_by_torchrun
+from harness.cell.ranks import Ranks, joined
 from harness.cell.skipped import EVENT as SKIPPED
-from harness.config.targets import instantiate, takes
+from harness.config.targets import instantiate
 from harness.errors import CellError
-from loaders.base import Loader, Samples
+from loaders.base import Loader
 
 if TYPE_CHECKING:
     from harness.workloads import Workload
@@ -57,26 +54,8 @@ class _Driver:
         return line
 
 
-class _SpecFile:
-    """The driver's end for a spec of a file: it lets every epoch begin, and shows the states of rank 0."""
-
-    def __init__(self, path: Path, writer: TextIO) -> None:
-        self.spec, self._writer = CellSpec.from_json(path.read_bytes()), writer
-        self._is_first = os.environ.get("RANK", "0") == "0"
-
-    def send(self, state: str, **values: object) -> None:
-        """Show a state."""
-        if self._is_first:
-            self._writer.write(json.dumps({"state": state, **values}) + "\n")
-            self._writer.flush()
-
-    def receive(self) -> str:
-        """Return the line that lets an epoch begin."""
-        return json.dumps({"go": True})
-
-
-def main(argv: Sequence[str] = ()) -> int:
-    """Run the cell that stdin describes, or the file that is named; 0 when it is whole, 3 when it failed."""
+def main() -> int:
+    """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The harness asks for the stacks of a cell that makes no progress; they go to its log.
@@ -84,16 +63,12 @@ def main(argv: Sequence[str] = ()) -> int:
     # What libraries print must not mix with the conversation.
     writer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    driver: _Driver | _SpecFile = _Driver(sys.stdin, writer)
+    driver = _Driver(sys.stdin, writer)
     try:
-        if argv:
-            driver = _SpecFile(Path(argv[0]), writer)
-            _run_alone(driver)
-        else:
-            for module in json.loads(driver.receive())["import"]:
-                importlib.import_module(module)
-            driver.send("imported")
-            _run(CellSpec.from_json(driver.receive()), driver)
+        for module in json.loads(driver.receive())["import"]:
+            importlib.import_module(module)
+        driver.send("imported")
+        _run(CellSpec.from_json(driver.receive()), driver)
     except Exception as error:  # noqa: BLE001 - reported whole, and the cell fails
         import traceback
 
@@ -103,19 +78,7 @@ def main(argv: Sequence[str] = ()) -> int:
     return 0
 
 
-def _run_alone(driver: _SpecFile) -> None:
-    """Run the spec of a file; every rank that torchrun starts has a folder of its own."""
-    from harness.workloads.accelerator import choose_device
-
-    spec = replace(driver.spec, ranks=None)
-    workload = instantiate(spec.workload.target, spec.workload.params)
-    with joined_by_torchrun(choose_device(spec.accelerator.model_dump(), workload.name)) as ranks:
-        out = spec.out if ranks is None else spec.out / f"rank-{ranks.rank}"
-        out.mkdir(parents=True, exist_ok=True)
-        _train(replace(spec, out=out), driver, workload, ranks)
-
-
-def _run(spec: CellSpec, driver: _Driver | _SpecFile) -> None:
+def _run(spec: CellSpec, driver: _Driver) -> None:
     from harness.workloads.accelerator import choose_device
 
     workload = instantiate(spec.workload.target, spec.workload.params)
@@ -127,7 +90,7 @@ def _run(spec: CellSpec, driver: _Driver | _SpecFile) -> None:
         _train(spec, driver, workload, ranks)
 
 
-def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, ranks: Ranks | None) -> None:
+def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | None) -> None:
     from harness.workloads.accelerator import make_step
 
     step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
@@ -198,41 +161,7 @@ def _agree(ranks: Ranks | None, loader: Loader, spec: CellSpec, workload: Worklo
     """Agree with the other ranks on the steps of an epoch; None for a cell of one process."""
     if ranks is None:
         return None
-    return ranks.agree(math.ceil(len(cast(Sized, loader)) / _batch_size(spec, workload, ranks)))
-
-
-def _batch_size(spec: CellSpec, workload: Workload, ranks: Ranks | None) -> int:
-    """Return the samples of this rank's batch: with an imbalance the last rank's batches are larger, not more."""
-    imbalance = float(spec.loader.params.get("imbalance", 0.0))
-    if ranks is None or ranks.rank < ranks.world_size - 1:
-        return workload.batch_size
-    return round(workload.batch_size * (1 + imbalance))
-
-
-def make_loader(
-    spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False, ranks: Ranks | None = None
-) -> Loader:
-    """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone.
-
-    With several `ranks` it is the loader of this one's share, and every sample is some rank's.
-
-    Raises ConfigError for arguments that the loader does not take.
-    """
-    common: dict[str, object] = {
-        "transform": workload.transform,
-        "batch_size": _batch_size(spec, workload, ranks),
-        "seed": spec.seed,
-        "device": device,
-    }
-    if ranks is not None:
-        common |= {"rank": ranks.rank, "world_size": ranks.world_size, "remainder": "uneven"}
-    if spec.loader.reads == "stream":
-        common |= _stream_arguments(spec, warmup=warmup)
-    else:
-        samples = Samples.load(spec.samples).at(spec.data_root or Path())
-        common["samples"] = samples.first(spec.warmup_samples) if warmup else samples
-    loader: Loader = instantiate(spec.loader.target, {**common, **spec.loader.params})
-    return loader
+    return ranks.agree(math.ceil(len(cast(Sized, loader)) / batch_size_of(spec, workload, ranks)))
 
 
 def _times_skipped(loader: Loader) -> int:
@@ -248,23 +177,6 @@ def _why_no_batch(target: str, loader: Loader, epoch: int) -> str:
         f"epoch {epoch}: no batch is left of it: on_error=skip left out {len(skipped)} samples, the first of them "
         f"{first}: {why}"
     )
-
-
-def _stream_arguments(spec: CellSpec, *, warmup: bool) -> dict[str, object]:
-    given: dict[str, object] = (
-        {"endpoint": spec.endpoints[0]} if len(spec.endpoints) == 1 else {"endpoints": list(spec.endpoints)}
-    )
-    if spec.keys is not None:
-        given["keys"] = str(spec.keys)
-    target = spec.loader.target
-    if takes(target, "epochs"):
-        # The loader counts from 0. Epoch 0 is the warm-up, and 1 to n are the cell's own.
-        given["epochs"] = 1 if warmup else spec.epochs + 1
-    if warmup:
-        given["limit"] = spec.warmup_samples
-    elif takes(target, "events"):
-        given["events"] = spec.stream_events
-    return given
 
 
 def _boards(device: str) -> list[str]:

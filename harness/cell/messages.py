@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
+from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class CellSpec:
     out: Path
     """Folder of the cell."""
     loader: LoaderSpec
-    workload: Component
+    workload: ComponentSpec
     accelerator: AcceleratorSpec
     samples: Path
     """The samples.parquet of the dataset."""
@@ -96,13 +96,13 @@ class AcceleratorRecord:
     citation: str | None = None
     """Source of the duration of an emulated step."""
     seconds_per_sample: float | None = None
-    """Nominal duration of an emulated step per sample of its batch. None for a real step, and in older folders."""
+    """Nominal duration of an emulated step per sample of its batch. None for a real step."""
     busy_w: float | None = None
     """Published power of an emulated board while a step runs. None where it is not known."""
     idle_w: float | None = None
     power_citation: str | None = None
-    boards: Sequence[str] | None = None
-    """UUIDs of the real boards that the cell's ranks used. None in folders of older runs."""
+    boards: Sequence[str] = ()
+    """UUIDs of the real boards that the cell's ranks used."""
     gradient_bytes: int | None = None
     """Bytes of gradients that ranks all-reduce in a step. None with one rank, and where nothing is trained."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of a rank."""
 _BACKLOG: Final = 128
-_TORCHRUN_TIMEOUT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +86,6 @@ def joined(spec: RankSpec, device: str, tell_port: Callable[[int], None]) -> Ite
         raise CellError(f"rank {spec.rank} cannot join the others at {spec.address}:{port}: {error}") from error
     yield Ranks(spec.rank, spec.world_size)
     # After an error the process ends: a rank that is lost would be waited for here.
-    dist.destroy_process_group()
-
-
-@contextmanager
-def joined_by_torchrun(device: str) -> Iterator[Ranks | None]:
-    """Join the process group that torchrun's variables describe; yields None where there are none."""
-    import torch.distributed as dist
-
-    if any(name not in os.environ for name in _VARIABLES) or os.environ["WORLD_SIZE"] == "1":
-        yield None
-        return
-    backend = choose_backend("auto", device)
-    _take_device(device, backend, int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    dist.init_process_group(backend, timeout=timedelta(seconds=_TORCHRUN_TIMEOUT_S))
-    yield Ranks(dist.get_rank(), dist.get_world_size())
     dist.destroy_process_group()
 
 

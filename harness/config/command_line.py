@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 from argparse import ArgumentError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_module
@@ -87,11 +89,20 @@ def split(argv: Sequence[str]) -> Arguments:
 def compose_config(name: str, overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     """Compose a config of `conf/`, with the configs of a folder of the user's own beside them.
 
+    Hydra reads and merges the files of `conf/` once in a process for each choice among them; values are set in a copy.
+
     Raises ConfigError naming the key that is wrong.
     """
     try:
-        with _config_loader(folder):
-            cfg = compose(name, overrides=list(overrides), return_hydra_config=True)
+        with _config_loader(folder) as loader:
+            parsed = OverridesParser.create().parse_overrides(list(overrides))
+            loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
+            is_choice = [one.is_hydra_override() or loader.repository.group_exists(one.key_or_group) for one in parsed]
+            choices = tuple(given for given, chooses in zip(overrides, is_choice, strict=True) if chooses)
+            values = [one for one, chooses in zip(parsed, is_choice, strict=True) if not chooses]
+            chosen = _compose_choices(name, choices) if folder is None else _compose_anew(name, choices)
+            cfg = copy.deepcopy(chosen)
+            loader._apply_overrides_to_config(values, cfg)
     except (HydraException, OmegaConfBaseException) as error:
         raise to_config_error(error) from error
     except ValueError as error:
@@ -102,6 +113,13 @@ def compose_config(name: str, overrides: Sequence[str], folder: Path | None = No
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
+
+
+def _compose_anew(name: str, choices: Sequence[str]) -> DictConfig:
+    return compose(name, overrides=list(choices), return_hydra_config=True)
+
+
+_compose_choices = cache(_compose_anew)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.specs import DistributedSpec, Experiment, StoreSpec
+from harness.config.specs import Experiment, StoreSpec
 from harness.errors import ConfigError
 
 _SCALES: Final = ("small", "full")
@@ -55,10 +55,8 @@ def differences(stored: DictConfig, cfg: DictConfig) -> list[str]:
 
 
 def _measured(cfg: DictConfig) -> dict[str, object]:
-    """Return the keys that change the measurement; a section that older configs lack is left out at its default."""
+    """Return the keys that change the measurement."""
     plain = {key: value for key, value in _plain(cfg).items() if key not in _NOT_HASHED}
-    if plain.get("distributed") == DistributedSpec().model_dump():
-        del plain["distributed"]
     if isinstance(testbed := plain.get("testbed"), dict):
         plain["testbed"] = {key: value for key, value in testbed.items() if key not in _NOT_MEASURED_BY}
     if isinstance(energy := plain.get("energy"), dict):

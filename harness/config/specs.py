@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from harness.config.regime import Regime
 from harness.config.sweep import variants
@@ -17,8 +17,8 @@ _Count = Annotated[int, Field(ge=1)]
 _NaturalNumber = Annotated[int, Field(ge=0)]
 
 
-class Component(Section):
-    """A class found by its import path, and the arguments that the config gives it.
+class ComponentSpec(Section):
+    """A class found by its import path, and the arguments that the config gives it, which the class checks.
 
     In a config the arguments stand beside `_target_` and the keys that are ours.
     """
@@ -29,38 +29,32 @@ class Component(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather(cls, section: object, info: ValidationInfo) -> object:
-        """Gather the arguments of the class; those that are checked here as well are in a field of their own, too."""
+    def _gather(cls, section: object) -> object:
+        """Gather the arguments of the class."""
         if not isinstance(section, Mapping) or ("target" in section and "_target_" not in section):
             return section
-        ours, checked = cls._keys(section)
-        own = {name: value for name, value in section.items() if name in {"_key_", "_target_"} | ours}
-        params = {str(name): value for name, value in section.items() if name not in own}
-        missing = {"_target_": ""} if info.context and "_target_" not in own else {}
-        return {**{name: params[name] for name in checked & params.keys()}, **own, **missing, "params": params}
+        ours = {"_key_", "_target_"} | cls._keys(section)
+        own = {name: value for name, value in section.items() if name in ours}
+        return {**own, "params": {str(name): value for name, value in section.items() if name not in ours}}
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        """Return the keys of a section that are ours, and the arguments that have a field of their own."""
-        return set(), set()
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        """Return the keys of a section that are ours."""
+        return set()
 
 
-class DatasetSpec(Component):
+class DatasetSpec(ComponentSpec):
     """A dataset that is generated; with a `tree` and its `root`, a real tree of files is read in its place."""
 
-    samples: _Count | None = None
-    seed: _NaturalNumber | None = None
-    tree: Component | None = None
+    tree: ComponentSpec | None = None
     """What reads a real tree. Without one, the keys below are arguments of the class."""
     root: Annotated[str, Field(min_length=1)] | None = None
     limit: _Count | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        if section.get("tree") is None:
-            return {"tree"}, {"samples"}
-        return {"tree", "root", "limit", "on_error"}, {"samples", "seed"}
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"tree"} if section.get("tree") is None else {"tree", "root", "limit", "on_error"}
 
     @model_validator(mode="after")
     def _check_limit(self) -> Self:
@@ -68,27 +62,27 @@ class DatasetSpec(Component):
             raise ValueError(f"limit={self.limit}: belongs to a real tree, which root names; set samples here")
         return self
 
-    def component(self, seed: int) -> Component:
+    def component(self, seed: int) -> ComponentSpec:
         """Return the class that makes or reads the samples; `seed` chooses among those of a tree by default."""
         if self.tree is None or self.root is None:
-            return Component(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
-        chosen = {"limit": self.limit, "seed": seed if self.seed is None else self.seed}
+            return ComponentSpec(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
+        own_seed = self.params.get("seed")
+        chosen = {"limit": self.limit, "seed": seed if own_seed is None else own_seed}
         real = {"name": "tree", "root": self.root, "on_error": self.on_error, **chosen}
-        return Component(key="tree", target=self.tree.target, params={**self.tree.params, **real})
+        return ComponentSpec(key="tree", target=self.tree.target, params={**self.tree.params, **real})
 
 
-class WorkloadSpec(Component):
+class WorkloadSpec(ComponentSpec):
     """A model to train, and its own dataset where it has one."""
 
-    batch_size: _Count | None = None
     dataset: DatasetSpec | None = None
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"dataset"}, {"batch_size"}
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"dataset"}
 
 
-class LoaderSpec(Component):
+class LoaderSpec(ComponentSpec):
     """A loader and how it reaches the data."""
 
     reads: Literal["files", "stream", "once"] = "files"
@@ -110,20 +104,13 @@ class LoaderSpec(Component):
     """The arguments that the sweep sets; empty without one."""
 
     @classmethod
-    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}, set()
+    def _keys(cls, section: Mapping[str, object]) -> set[str]:
+        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}
 
     @field_validator("daemon", mode="before")
     @classmethod
     def _fill_daemon(cls, value: object) -> object:
         return {} if value is None else value
-
-    @model_validator(mode="after")
-    def _check_numbers(self) -> Self:
-        for name, value in self.params.items():
-            if isinstance(value, int | float) and value < 0:
-                raise ValueError(f"{name}={value}: expected a number that is 0 or more")
-        return self
 
 
 class AcceleratorSpec(Section):
@@ -286,15 +273,19 @@ class Experiment(Section):
 
         Args:
             config: the config's keys and values, with its interpolations resolved.
-            stored: whether it comes from a results folder. Sections that an older version did not have take their
-                defaults, and keys that this version does not have are left out; default: False.
+            stored: whether it comes from a results folder; default: False.
 
         Raises:
-            ConfigError: a key or value is wrong, or a new experiment lacks a name, a dataset or one of the groups.
+            ConfigError: a key or value is wrong, which in a stored config is one of another version, or a new
+                experiment lacks a name, a dataset or one of the groups.
         """
         if not stored:
             _check_chosen(config)
-        return parse(cls, config, stored=stored)
+            return parse(cls, config)
+        try:
+            return parse(cls, config)
+        except ConfigError as error:
+            raise ConfigError(f"is of another version of joulefeed ({error})") from error
 
     @model_validator(mode="before")
     @classmethod
@@ -313,71 +304,58 @@ class Experiment(Section):
         return {**named, **groups}
 
     @model_validator(mode="after")
-    def _check_testbed(self) -> Self:
+    def _check_together(self) -> Self:
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """Yield what of several keys does not go together."""
         far = next((key for key, regime in self.regimes.items() if not regime.is_local), None)
         if far is not None and self.testbed.kind == "local":
-            raise ValueError(
+            yield (
                 f"testbed=local: regimes.{far} has a link, and a local testbed has none; use testbed=netns, or leave "
                 f"the regime out ('~regimes.{far}')"
             )
         if far is not None and self.testbed.cold == "cell":
-            raise ValueError(
+            yield (
                 f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
                 "it; use cold=epoch, or only local regimes"
             )
-        limited = next(
-            (key for key, loader in self.loaders.items() if loader.daemon.get("memory_mb") is not None), None
-        )
-        if limited is not None and self.testbed.kind == "ssh":
-            raise ValueError(
-                f"testbed=ssh: loaders.{limited}.daemon.memory_mb limits daemons of this machine alone; leave it out, "
-                "or use testbed=netns"
+        limited = [key for key, loader in self.loaders.items() if loader.daemon.get("memory_mb") is not None]
+        if limited and self.testbed.kind == "ssh":
+            yield (
+                f"testbed=ssh: loaders.{limited[0]}.daemon.memory_mb limits daemons of this machine alone; leave it "
+                "out, or use testbed=netns"
             )
-        unequal = next((key for key, regime in self.regimes.items() if regime.paths), None)
-        if unequal is not None and self.testbed.link == "netem":
-            raise ValueError(
-                f"testbed.link=netem: regimes.{unequal} has paths, which netem does not have; use testbed.link=relay "
-                "or auto"
+        unequal = [key for key, regime in self.regimes.items() if regime.paths]
+        if unequal and self.testbed.link == "netem":
+            yield (
+                f"testbed.link=netem: regimes.{unequal[0]} has paths, which netem does not have; use "
+                "testbed.link=relay or auto"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_regimes(self) -> Self:
         for key, loader in self.loaders.items():
             for regime in loader.regimes:
                 if regime not in self.regimes:
-                    raise ValueError(f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_inventory(self) -> Self:
+                    yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
         if self.testbed.kind == "ssh" and not self.testbed.inventory:
-            raise ValueError(
+            yield (
                 "testbed=ssh: expected testbed.inventory=FILE, an Ansible inventory of the hosts; "
                 "playbooks/inventories has examples"
             )
         if self.testbed.inventory and self.testbed.kind != "ssh":
-            raise ValueError(f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sharded(self) -> Self:
+            yield f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh"
         if self.placement == "sharded" and self.distributed.world_size < 2:
-            raise ValueError(
+            yield (
                 f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_resume(self) -> Self:
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
-                raise ValueError(f"{key}=true: expected only with resume=FOLDER")
-        return self
+                yield f"{key}=true: expected only with resume=FOLDER"
 
     @cached_property
-    def datasets(self) -> Mapping[str, Component]:
+    def datasets(self) -> Mapping[str, ComponentSpec]:
         """What each workload is trained on, by the workload's key; equal ones are one dataset."""
         found = {key: workload.dataset or self.dataset for key, workload in self.workloads.items()}
         return {key: dataset.component(self.seed) for key, dataset in found.items() if dataset is not None}

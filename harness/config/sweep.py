@@ -43,7 +43,7 @@ def _settings(base: str, sweep: object) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SweepJob:
     """One run of a --multirun, and how it ended."""
 
     overrides: tuple[str, ...]
@@ -60,7 +60,7 @@ class Job:
         return self.status > 128
 
 
-def changed(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
+def changed(jobs: Sequence[SweepJob]) -> list[tuple[str, ...]]:
     """Return for each job the overrides that not all jobs have."""
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs[1:]))
     return [tuple(override for override in job.overrides if override not in common) for job in jobs]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-from pydantic import TypeAdapter, ValidationError
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
@@ -22,16 +20,12 @@ def find(target: str) -> Any:
         raise ConfigError(f"_target_={target}: cannot be imported ({error})") from error
 
 
-def check_arguments(where: str, target: str, given: Mapping[str, object]) -> None:
-    """Raise ConfigError for a key that a section's class does not take, or a value unlike the key's default."""
+def check_arguments(where: str, target: str, given: Iterable[str]) -> None:
+    """Raise ConfigError for a key that a section's class does not take. Values are the class's own to refuse."""
     known = parameters(target)
-    if known is None:
-        return
-    signature = inspect.signature(find(target)).parameters
-    for key, value in given.items():
-        if key not in known:
+    for key in given:
+        if known is not None and key not in known:
             raise unknown_key(f"{where}.{key}", known, f"{target} takes no such key", "it takes")
-        _check_value(f"{where}.{key}", value, signature[key])
 
 
 def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> None:
@@ -49,22 +43,6 @@ def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> Non
         raise ConfigError(
             f"{where}._target_={target}: {kind} {', '.join(missing)}; expected a class with {', '.join(parts)}"
         )
-
-
-_WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _check_value(where: str, value: object, argument: inspect.Parameter) -> None:
-    """Refuse a value of another type than an argument's default, where that is a plain one."""
-    default = argument.default
-    if (expected := _WORDS.get(type(default))) is None:
-        return
-    if isinstance(default, str) and type(value) in (int, float) and argument.annotation not in (str, "str"):
-        return  # a number beside a word such as auto: the class refuses those that it does not take
-    try:
-        TypeAdapter(type(default)).validate_python(value, strict=True)
-    except ValidationError as error:
-        raise ConfigError(f"{where}={value!r}: expected {expected}, such as {default!r}") from error
 
 
 def parameters(target: str) -> frozenset[str] | None:

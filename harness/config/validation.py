@@ -13,9 +13,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
-    ValidationInfo,
     WrapValidator,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -61,33 +59,23 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_unknown(cls, section: object, info: ValidationInfo) -> object:
-        """Drop the keys of a stored section that this version does not have any more."""
-        if info.context and isinstance(section, Mapping):
-            known = {*cls.model_fields, *_names(cls)}
-            return {key: value for key, value in section.items() if key in known}
-        return section
-
 
 S = TypeVar("S", bound=BaseModel)
 
 
-def parse(model: type[S], section: object, where: str = "", *, stored: bool = False) -> S:
+def parse(model: type[S], section: object, where: str = "") -> S:
     """Return a section as a model.
 
     Args:
         model: class of the section.
         section: its keys and values.
         where: its own key in the config, such as regimes.wan_30ms; default: the whole config.
-        stored: whether it comes from a results folder, so that keys of older versions are left out; default: False.
 
     Raises:
         ConfigError: a key or value is wrong. The error names the first one, the expected value, and the nearest key.
     """
     try:
-        return model.model_validate(section, context={"stored": True} if stored else None)
+        return model.model_validate(section)
     except ValidationError as error:
         found = error.errors(include_url=False)
         # A misspelt key says more than the one that is missing in its place.

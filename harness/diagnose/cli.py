@@ -65,12 +65,12 @@ def _measure(argv: Sequence[str], console: Console) -> None:
     request = make_request(argv)
     from harness.diagnose.run import diagnose
     from harness.results.folder import make_folder
-    from harness.run.progress import Progress
+    from harness.run.progress import RunProgress
 
     where = {"results_dir": request.results_dir, "cache_dir": request.cache}
     check_writable("results_dir", request.results_dir)
     with disk_errors(where):
-        with Progress(console, has_thread=False) as progress:
+        with RunProgress(console, has_thread=False) as progress:
             measured = diagnose(request, progress)
         with signals_held():
             folder = make_folder(request.results_dir, f"diagnose_{request.workload.key}")

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
-from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
+from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
 from harness.config.validation import Section, did_you_mean, parse
 from harness.errors import ConfigError
-from harness.run.components import check_dataset, check_loader, check_workload
+from harness.run.check import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
 
 _WORKLOAD, _LOADER = "resnet50", "pytorch"
@@ -38,9 +38,9 @@ class _Settings(Section):
 class Request:
     """The parts to diagnose, and the time that this may take."""
 
-    workload: Component
+    workload: ComponentSpec
     loader: LoaderSpec
-    dataset: Component
+    dataset: ComponentSpec
     accelerator: AcceleratorSpec
     workers: Sequence[int]
     budget_s: float

@@ -24,9 +24,9 @@ from harness.diagnose.sweep import (
     measure_point,
 )
 from harness.diagnose.verdict import FED
-from harness.report.claims.words import NEAR_BEST
+from harness.report.claims.bound import NEAR_BEST
 from harness.results.provenance import describe_host, describe_source, list_packages
-from harness.run.progress import Progress
+from harness.run.progress import RunProgress
 from harness.workloads import Workload, choose_kind, make_step
 
 _COMPUTE_SHARE: Final = 0.10
@@ -35,7 +35,7 @@ _LOAD_SHARE: Final = 0.10
 """Of the budget; the numbers of workers share the rest."""
 
 
-def diagnose(request: Request, progress: Progress) -> Diagnosis:
+def diagnose(request: Request, progress: RunProgress) -> Diagnosis:
     """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
     key = find_workers_key(request.loader.key, request.loader.target)
     accelerator = request.accelerator.model_dump()
@@ -82,14 +82,14 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
     )
 
 
-def _phase(progress: Progress, text: str) -> Tick:
+def _phase(progress: RunProgress, text: str) -> Tick:
     """Show a measurement that begins; returns the function to call with its progress: steps done, and all steps."""
     progress.follow(text, 0)
     return partial(progress.follow, text)
 
 
 def _sweep(
-    rig: Rig, wanted: Sequence[int], deadline: float, load: Load, compute: Compute, progress: Progress
+    rig: Rig, wanted: Sequence[int], deadline: float, load: Load, compute: Compute, progress: RunProgress
 ) -> tuple[list[Point], list[int]]:
     """Measure the requested numbers of workers, then more while they help; also return those that had no time left."""
     points: list[Point] = []

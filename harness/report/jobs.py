@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.config.sweep import Job, changed
+from harness.config.sweep import SweepJob, changed
 from harness.errors import ResultsError
 from harness.report.labels import UNKNOWN, joules, regime_labels, seconds, spell
 from harness.report.summary import summarise
@@ -16,7 +16,7 @@ from harness.report.terminal import make_plain_table, print_whole
 from harness.results.reader import read_results
 
 
-def print_jobs(jobs: Sequence[Job], console: Console) -> None:
+def print_jobs(jobs: Sequence[SweepJob], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
     names = ("workload", "regime", "loader")
     heads = ("job", *names, "epoch", "energy", "valid")
@@ -46,7 +46,7 @@ def _short(override: str) -> str:
     return key.rpartition(".")[2] + equals + value
 
 
-def _rows(job: Job) -> list[list[str | Text]]:
+def _rows(job: SweepJob) -> list[list[str | Text]]:
     if job.folder is None:
         return []
     try:

@@ -1,6 +1,6 @@
 """The validity rules: each returns what it expected, what it found and a verdict; pure.
 
-The same rules judge a run as it ends and a finished folder (`python -m harness.collect FOLDER`).
+The same rules judge a run as it ends and a finished folder (`python -m harness.results.collect FOLDER`).
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import uuid4
 
 from pydantic import BaseModel, Field
@@ -18,18 +17,18 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.config.validation import NumberAboveZero, Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
-from harness.run.environments import daemon_environment, python_of
+from harness.run.prepare import daemon_environment, module_of, python_of
 from harness.testbed.base import Node
 from harness.testbed.hosts.connection import RemoteNode
 from joulefeed.child import Child, ChildError
 from loaders.errors import LoaderError
 from loaders.shared.daemon.flags import flags
 
-_START_S = 180.0
+_START_S: Final = 180.0
 """A busy or an emulated machine starts Java or Python that slowly."""
-_MARGIN_S = 15.0
+_MARGIN_S: Final = 15.0
 """A daemon that has the limit as well names the cause, unless Python alone takes so long."""
-_GIVEN = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
+_GIVEN: Final = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
 """Options that the harness sets; the config may not."""
 
 
@@ -42,7 +41,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class RunningDaemon:
     """A daemon that is ready."""
 
     endpoint: str
@@ -53,15 +52,22 @@ class Daemon:
         return None if self.child.is_alive else f"the daemon at {self.endpoint} is gone: it {self.child.describe_end()}"
 
 
+class _HostOptions(Section):
+    """Where a daemon listens on its host, how much memory it has there, and how long its start may take."""
+
+    port: Annotated[int, Field(ge=0, le=65_535, description="0 to 65535, 0 for any free one")] = 0
+    memory_mb: NumberAboveZero | None = None
+    start_s: NumberAboveZero = _START_S
+
+
 def _options(module: str) -> type[BaseModel]:
     """Return the model of what a daemon's module takes; raises ConfigError when it has none."""
-    try:
-        found: type[BaseModel] = importlib.import_module(module).DaemonOptions
-    except (ImportError, AttributeError, ValueError) as error:
+    found: type[BaseModel] | None = getattr(module_of(module), "DaemonOptions", None)
+    if found is None:
         raise ConfigError(
-            f"daemon.module={module}: {error}; expected a module with DaemonOptions, the pydantic model of the options "
-            f"of `python -m {module} serve`"
-        ) from error
+            f"daemon.module={module}: expected a module with DaemonOptions, the pydantic model of the options of "
+            f"`python -m {module} serve`"
+        )
     return found
 
 
@@ -73,33 +79,21 @@ def check_daemon(loader: LoaderSpec) -> None:
             f"{where}.module={module!r}: expected the module that serves a loader that reads a stream, "
             "such as loaders.streaming"
         )
-    options = _options(module)
-    known = options.model_fields.keys()
-    parse(_Placement, {key: value for key, value in loader.daemon.items() if key in _Placement.model_fields}, where)
-    given = {key: value for key, value in loader.daemon.items() if key not in ("module", *_Placement.model_fields)}
-    for key in given:
+    known, own = _options(module).model_fields, _HostOptions.model_fields
+    for key in loader.daemon.keys() - {"module"}:
         if key in _GIVEN:
             raise ConfigError(f"{where}.{key}: is given by the harness")
-        if key not in known:
-            takes = {*_Placement.model_fields, *known} - _GIVEN
-            raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
+        if key not in {*known, *own}:
+            raise unknown_key(f"{where}.{key}", {*known, *own} - _GIVEN, f"{module} takes no such key", "it takes")
     if loader.secure and "keys" not in known:
         raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no keys; set it to false")
-    parse(options, {key: value for key, value in given.items() if value is not None} | {"root": Path()}, where)
-
-
-class _Placement(Section):
-    """Where a daemon listens on its host, how much memory it has there, and how long its start may take."""
-
-    port: Annotated[int, Field(ge=0, le=65_535, description="0 to 65535, 0 for any free one")] = 0
-    memory_mb: NumberAboveZero | None = None
-    start_s: NumberAboveZero = _START_S
+    _arguments("127.0.0.1", Path(), loader.daemon, where=where)
 
 
 def make_keys(module: str, folder: Path) -> Keys:
     """Make a run's keys in `folder`, which only this user may look into; raises TestbedError when that fails."""
     try:
-        daemon, client = importlib.import_module(module).make_keys(folder)
+        daemon, client = module_of(module).make_keys(folder)
     except (AttributeError, LoaderError) as error:
         raise TestbedError(f"the keys for {module}: {error}") from error
     return Keys(daemon, client)
@@ -116,7 +110,7 @@ def serving(
     keys: Keys | None = None,
     events: Path | None = None,
     regime: Regime | None = None,
-) -> Iterator[Daemon]:
+) -> Iterator[RunningDaemon]:
     """Run a daemon over `shards` on `node`, listening on `host` alone; it is ended when the context is left.
 
     With `keys` only the run's own client is served. `events` is the file of its timestamps, where it writes one.
@@ -124,21 +118,21 @@ def serving(
 
     Raises CellError when the daemon does not start.
     """
+    module = params["module"]
     with _files_on(node, keys, events) as (own_keys, own_events):
         given = _arguments(host, shards, params, keys=own_keys, events=own_events, regime=regime)
-        argv = [python_of(daemon_environment(params["module"])), "-m", params["module"], *given]
+        argv = [python_of(daemon_environment(module)), "-m", module, *given]
         with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
             start_s = params.get("start_s", _START_S)
-            knows = "start_s" in _options(params["module"]).model_fields
+            knows = "start_s" in _options(module).model_fields
             try:
                 endpoint = str(child.ready(start_s + _MARGIN_S if knows else start_s)["endpoint"])
             except ChildError as error:
                 where = f"host {node.host}" if node.is_remote else f"the {node.role} node"
-                remedy = (
-                    f"; daemon.start_s={start_s:g} is its limit: raise it" if "not ready within" in str(error) else ""
-                )
+                late = "not ready within" in str(error)
+                remedy = f"; daemon.start_s={start_s:g} is its limit: raise it" if late else ""
                 raise CellError(f"the daemon on {where} did not start: it {error}{remedy}") from error
-            yield Daemon(endpoint, child)
+            yield RunningDaemon(endpoint, child)
 
 
 @contextmanager
@@ -165,14 +159,17 @@ def _arguments(
     keys: Keys | None = None,
     events: Path | None = None,
     regime: Regime | None = None,
+    where: str = "daemon",
 ) -> list[str]:
-    """Return the command line of a daemon: what its config sets, and what the harness gives it if it takes that."""
-    options = {key: value for key, value in params.items() if value is not None and key != "memory_mb"}
-    start_s = options.pop("start_s", _START_S)
-    module, port = options.pop("module"), options.pop("port", 0)
-    model = _options(module)
-    given: dict[str, object] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}
-    given["start_s"] = start_s
+    """Return the command line of a daemon: what its config sets, and what the harness gives it if it takes that.
+
+    Raises ConfigError for a wrong value, whose key begins with `where`.
+    """
+    model = _options(params["module"])
+    own = parse(_HostOptions, {key: value for key, value in params.items() if key in _HostOptions.model_fields}, where)
+    options = {key: value for key, value in params.items() if key in model.model_fields and value is not None}
+    given: dict[str, object] = {"root": shards, "listen": f"{host}:{own.port}", "until_eof": True, "events": events}
+    given["start_s"] = own.start_s
     if keys is not None:
         given["keys"] = keys.daemon
     elif not ip_address(host).is_loopback:
@@ -180,4 +177,4 @@ def _arguments(
     if regime is not None and regime.rate_gbit is not None:
         given |= {"bandwidth_gbit": regime.rate_gbit, "rtt_ms": regime.rtt_ms}
     known = {key: value for key, value in given.items() if key in model.model_fields}
-    return ["serve", *flags(parse(model, {**options, **known}, "daemon"))]
+    return ["serve", *flags(parse(model, {**options, **known}, where))]

@@ -9,32 +9,31 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.collect import collect
+from harness.config.regime import Regime
 from harness.config.specs import Experiment
-from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
-from harness.report import Rendered, Report, read_report, render
-from harness.report.figures import check_figures
+from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
+from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
-from harness.run.cell_driver import CellContext
-from harness.run.cell_loop import run_cells
-from harness.run.components import check_components
+from harness.run.cells.context import CellContext
+from harness.run.cells.loop import run_cells
+from harness.run.check import check_components, try_loaders
 from harness.run.daemon import Keys, make_keys
+from harness.run.datasets import RunData, open_data
 from harness.run.energy_agent import EnergyAgent
-from harness.run.environments import describe_environments, make_environments
 from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
-from harness.run.progress import Progress
+from harness.run.prepare import describe_environments, make_environments
+from harness.run.progress import RunProgress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
-from harness.run.run_datasets import RunData, open_data
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.hosts.testbed import HostsOfRun, HostsTestbed
@@ -49,18 +48,6 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    folder: Path
-    failed: int
-    """Cells without a result."""
-    report: Report
-    """The results and the verdicts on the claims."""
-    rendered: Rendered
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """The other hosts of a run that this host leads."""
 
@@ -69,24 +56,10 @@ class Cluster:
     ssh_config: Path = LEAD_SSH_CONFIG
 
 
-def run(
-    experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
-) -> Outcome:
-    """Run (or resume) an experiment on this machine, and report on it. `measure` has the arguments and the errors."""
-    folder, failed = measure(experiment, cfg, progress, command, on_folder)
-    return report_on(folder, failed)
-
-
-def report_on(folder: Path, failed: int) -> Outcome:
-    """Draw the report of a run in which so many cells have no result. Raises ResultsError when it cannot be read."""
-    report = read_report(folder)
-    return Outcome(folder, failed, report, render(report))
-
-
 def measure(
     experiment: Experiment,
     cfg: DictConfig,
-    progress: Progress,
+    progress: RunProgress,
     command: str,
     on_folder: Callable[[Path], None],
     cluster: Cluster | None = None,
@@ -123,7 +96,7 @@ def measure(
         cells = plan_cells(experiment)
         keys: dict[str, Keys] = {}
         # A resumed run's samples may be damaged. They are written again before the cells, which need them, are read.
-        on_nodes = data.store(folder.folder, keys)
+        stored = data.store(folder.folder, keys)
         check_store(folder, ledger, progress)
         todo = find_missing(cfg, experiment, folder, cells, ledger, progress)
         failures: dict[str, str] = {}
@@ -133,7 +106,8 @@ def measure(
                 testbed = testbed or stack.enter_context(_start_testbed(experiment))
                 _check_floor(experiment, testbed, progress)
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
-                hosts = stack.enter_context(_start_host_agents(experiment, folder, testbed, progress))
+                beside = HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
+                hosts = stack.enter_context(beside)
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
                 record |= _hosts_provenance(testbed, here, hosts, _targets(experiment))
                 if resumed is not None:
@@ -141,8 +115,7 @@ def measure(
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
-                datasets = {key: one.describe() for key, one in data.by_workload.items()}
-                context = CellContext(experiment, folder, testbed, agent, hosts, on_nodes, datasets, session.name)
+                context = CellContext(experiment, folder, testbed, agent, hosts, stored, session.name)
                 _point_latest(folder, progress)
                 failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:
@@ -163,29 +136,18 @@ def measure(
 
 
 def check(experiment: Experiment, cfg: DictConfig) -> None:
-    """Check the classes, limits and figures of an experiment; raises ConfigError naming the key, or TestbedError."""
+    """Check the classes and limits of an experiment; raises ConfigError naming the key, or TestbedError."""
     check_components(experiment)
     limits = [experiment.testbed.memory_mb, *(one.daemon.get("memory_mb") for one in experiment.loaders.values())]
     if any(limit is not None for limit in limits) and (obstacles := memory_obstacles()):
         raise TestbedError("; ".join(obstacles))
-    try:
-        check_figures(experiment.figures)
-    except ResultsError as error:
-        raise ConfigError(str(error)) from error
 
 
-def _start_hosts(experiment: Experiment, cluster: Cluster, progress: Progress) -> Testbed:
+def _start_hosts(experiment: Experiment, cluster: Cluster, progress: RunProgress) -> Testbed:
     progress.doing("reaching the other hosts")
-    return HostsTestbed(
-        cluster.run_id,
-        cluster.inventory,
-        hosts_of_run(experiment, cluster.inventory),
-        list(experiment.regimes.values()),
-        link_kind=experiment.testbed.link,
-        caches=experiment.testbed.caches,
-        congestion=experiment.testbed.congestion,
-        ssh_config=cluster.ssh_config,
-    )
+    hosts = hosts_of_run(experiment, cluster.inventory)
+    regimes, options = _testbed_options(experiment)
+    return HostsTestbed(cluster.run_id, cluster.inventory, hosts, regimes, **options, ssh_config=cluster.ssh_config)
 
 
 def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
@@ -209,17 +171,17 @@ def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
 
 def _start_testbed(experiment: Experiment) -> Testbed:
     assert experiment.testbed.kind != "ssh", "the controller of several hosts starts the run on the lead"
-    return open_testbed(
-        experiment.testbed.kind,
-        uuid4().hex[:8],
-        list(experiment.regimes.values()),
-        link_kind=experiment.testbed.link,
-        caches=experiment.testbed.caches,
-        congestion=experiment.testbed.congestion,
-    )
+    regimes, options = _testbed_options(experiment)
+    return open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, **options)
 
 
-def _check_floor(experiment: Experiment, testbed: Testbed, progress: Progress) -> None:
+def _testbed_options(experiment: Experiment) -> tuple[list[Regime], dict[str, Any]]:
+    own = experiment.testbed
+    options = {"link_kind": own.link, "caches": own.caches, "congestion": own.congestion}
+    return list(experiment.regimes.values()), options
+
+
+def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress) -> None:
     """Note regimes that are nearer than the link without delay. Raises TestbedError for one that is out of reach."""
     if testbed.link is None or (floor_ms := testbed.link.floor_ms) is None:
         return
@@ -247,10 +209,6 @@ def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, le
     )
 
 
-def _start_host_agents(experiment: Experiment, folder: RunFolder, testbed: Testbed, progress: Progress) -> HostAgents:
-    return HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
-
-
 def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, targets: Sequence[str]) -> Provenance:
     """Return the records of the other hosts of a run; refuses hosts with other code, whose figures would be mixed.
 
@@ -271,12 +229,12 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, ta
     return {"hosts": found} if found else {}
 
 
-def _point_latest(folder: RunFolder, progress: Progress) -> None:
+def _point_latest(folder: RunFolder, progress: RunProgress) -> None:
     if obstacle := folder.point_latest():
         progress.note(f"{obstacle}, so it does not lead to this run; resume={folder.folder.name} does")
 
 
-def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: Progress) -> RunData:
+def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: RunProgress) -> RunData:
     """Open the datasets where they are read from, and try each loader there."""
     cache = Path(cfg.cache_dir).expanduser()
     far = [] if testbed is None else [node for node in testbed.storages if node.is_remote]
@@ -296,10 +254,7 @@ def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None,
                 f"{near.content_hash}): expected the same files in {cache}, or in dataset.root"
             )
         if not others:
-            # Its loaders import torch, which a lead whose data is on other hosts can do without.
-            from harness.run.dry_run import dry_run
-
-            dry_run(experiment, near, progress.follow)
+            try_loaders(experiment, near, progress.follow)
         data = near
     skipped = [path for one in data.each for path in one.handle.skipped]
     for path in skipped[:_SHOWN]:

@@ -1,22 +1,21 @@
 """Datasets and shards on the storage hosts: made or found there, described to the lead.
 
-`python -m harness.run.host_data` does so on a host, over the supervisor. It reads a line of JSON: the composed config,
-the folder of datasets, and a folder for what the lead fetches. It writes its progress, a line of JSON each.
+`python -m harness.run.host_data` does so on a host, over the supervisor. It answers the call `open_data`.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from harness import errors
 from harness.config.specs import Experiment
@@ -24,15 +23,37 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
 from harness.results.preparation import Preparation
-from harness.run.forms import PreparedForm
-from harness.run.run_datasets import OpenData, RunData, open_data
+from harness.run.check import try_loaders
+from harness.run.datasets import OpenData, RunData, open_data
+from harness.run.prepare import PreparedForm
 from harness.testbed.base import Node
+from joulefeed.calls import Answers, CallError, request, wait_answer
 from joulefeed.child import Child, ChildError
 from loaders.base import Samples
 
 _SILENCE_S: Final = 1800.0
 """A step of making or checking a dataset, without a word."""
-_DATA: Final = "data.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What a host says of one dataset; files have what it knows of each sample."""
+
+    workloads: Sequence[str]
+    """Those that are trained on it."""
+    name: str
+    skipped: tuple[str, ...]
+    content_hash: str
+    facts: Mapping[str, object]
+    placement: str
+    parts: Mapping[str, Path]
+    """The shard folder of each part."""
+    shards: Path | None
+    preparation: Preparation | None
+    forms: Mapping[str, PreparedForm]
+
+
+_ANSWER: Final = TypeAdapter(list[_Description])
 
 
 def open_data_on(
@@ -40,7 +61,7 @@ def open_data_on(
 ) -> RunData:
     """Make or find an experiment's datasets on each host, in the same folder; return them as the first one describes.
 
-    The first host also reads a sample of each workload and makes each loader, as `dry_run` does.
+    The first host also reads a sample of each workload and makes each loader, as `try_loaders` does.
 
     Args:
         nodes: the hosts.
@@ -52,15 +73,22 @@ def open_data_on(
     Raises:
         HarnessError: what the host's own attempt raised, with the host's name; DatasetError where two hosts differ.
     """
+    argv = [sys.executable, "-m", "harness.run.host_data"]
     order = {"config": config, "cache": str(cache), "storages": storages}
-    children = [(node, _start(node, order | {"is_first": node is nodes[0]})) for node in nodes]
+    children: list[Child] = []
     try:
-        for node, child in children:
-            _follow(node, child, progress if node is nodes[0] else lambda what, done, total: None)
+        for node in nodes:
+            children.append(node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True))
+            line = request("open_data", **order, out=str(_folder(node)), tries_loaders=node is nodes[0])
+            with suppress(ChildError):  # the wait says why
+                children[-1].send(line)
+        found = [
+            _wait(node, child, progress if node is nodes[0] else lambda what, done, total: None)
+            for node, child in zip(nodes, children, strict=True)
+        ]
     finally:
-        for _, child in children:
+        for child in children:
             child.stop(eof_s=0)
-    found = [_fetch(node) for node in nodes]
     for node, data in zip(nodes[1:], found[1:], strict=True):
         if data.content_hash != found[0].content_hash:
             raise DatasetError(
@@ -74,110 +102,63 @@ def _folder(node: Node) -> Path:
     return node.folder / "data"
 
 
-def _start(node: Node, order: Mapping[str, object]) -> Child:
-    argv = [sys.executable, "-m", "harness.run.host_data"]
-    child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True)
-    with suppress(ChildError):
-        child.send(json.dumps({**order, "out": str(_folder(node))}).encode() + b"\n")
-    return child
-
-
-def _follow(node: Node, child: Child, progress: Progress) -> None:
-    while True:
-        try:
-            said = child.ready(_SILENCE_S)
-        except ChildError as error:
-            raise DatasetError(f"host {node.host}: its datasets: the process {error}") from error
-        if "error" in said:
-            kind = getattr(errors, str(said["kind"]), DatasetError)
-            raise kind(f"host {node.host}: {said['error']}")
-        if said.get("done"):
-            return
-        progress(*cast(tuple[str, int, int], said["progress"]))
-
-
-def _fetch(node: Node) -> RunData:
+def _wait(node: Node, child: Child, progress: Progress) -> RunData:
+    try:
+        answer = wait_answer(child, "open_data", timeout_s=_SILENCE_S, progress=progress)
+    except ChildError as error:
+        raise DatasetError(f"host {node.host}: its datasets: the process {error}") from error
+    except CallError as error:
+        raise getattr(errors, error.kind, DatasetError)(f"host {node.host}: {error}") from error
     with TemporaryDirectory(prefix="joulefeed-data-") as name:
-        folder = Path(name)
+        folder = Path(name) if node.is_remote else _folder(node)
         if node.is_remote:
             node.fetch(_folder(node), folder)
-        else:
-            folder = _folder(node)
-        return _load(folder)
+        return _load(_ANSWER.validate_python(answer), folder)
 
 
-def _store(data: RunData, folder: Path) -> None:
+def _store(data: RunData, folder: Path) -> object:
+    """Write the facts of each sample into a folder; return the rest as plain data."""
     folder.mkdir(exist_ok=True)
-    stored = []
+    described = []
     for number, one in enumerate(data.each):
-        one.handle.samples.save(folder / f"samples-{number}.parquet")
-        np.save(folder / f"on_compute-{number}.npy", one.placed.on_compute)
-        if one.placed.storage_of is not None:
-            np.save(folder / f"storage_of-{number}.npy", one.placed.storage_of)
-        stored.append(
-            {
-                "workloads": [key for key, of in data.by_workload.items() if of is one],
-                "name": one.handle.name,
-                "skipped": one.handle.skipped,
-                "content_hash": one.handle.content_hash,
-                "describe": dict(one.handle.describe),
-                "shards": None if one.shards is None else str(one.shards),
-                "kind": one.placed.kind,
-                "placed": {part: str(path) for part, path in one.placed.shards.items()},
-                "preparation": None if one.preparation is None else asdict(one.preparation),
-                "forms": {
-                    module: [str(form.folder), None if form.preparation is None else asdict(form.preparation)]
-                    for module, form in one.forms.items()
-                },
-            }
+        handle, placed = one.handle, one.placed
+        handle.samples.save(folder / f"samples-{number}.parquet")
+        storage_of = np.empty(0, np.int16) if placed.storage_of is None else placed.storage_of
+        np.savez(folder / f"placed-{number}.npz", on_compute=placed.on_compute, storage_of=storage_of)
+        workloads = [key for key, of in data.by_workload.items() if of is one]
+        facts = (handle.name, handle.skipped, handle.content_hash, handle.describe)
+        described.append(
+            _Description(workloads, *facts, placed.kind, placed.shards, one.shards, one.preparation, one.forms)
         )
-    (folder / _DATA).write_text(json.dumps(stored, default=str))
+    return _ANSWER.dump_python(described, mode="json")
 
 
-def _load(folder: Path) -> RunData:
+def _load(described: Sequence[_Description], folder: Path) -> RunData:
     found: dict[str, OpenData] = {}
-    for number, one in enumerate(json.loads((folder / _DATA).read_text())):
+    for number, one in enumerate(described):
         samples = Samples.load(folder / f"samples-{number}.parquet")
-        handle = DatasetHandle(one["name"], samples, tuple(one["skipped"]), one["content_hash"], one["describe"])
-        shards = {part: Path(path) for part, path in one["placed"].items()}
-        on_compute, several = np.load(folder / f"on_compute-{number}.npy"), folder / f"storage_of-{number}.npy"
-        storage_of = np.load(several) if several.exists() else None
-        placed = PlacedData(one["kind"], on_compute, samples.sizes, shards, storage_of)
-        cost = None if one["preparation"] is None else Preparation(**one["preparation"])
-        forms = {
-            module: PreparedForm(Path(folder), None if cost is None else Preparation(**cost))
-            for module, (folder, cost) in one["forms"].items()
-        }
-        data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]), cost, forms)
-        found |= dict.fromkeys(one["workloads"], data)
+        with np.load(folder / f"placed-{number}.npz") as arrays:
+            on_compute, storage_of = arrays["on_compute"], arrays["storage_of"]
+        several = storage_of if len(storage_of) else None
+        placed = PlacedData(one.placement, on_compute, samples.sizes, one.parts, several)
+        handle = DatasetHandle(one.name, samples, one.skipped, one.content_hash, one.facts)
+        found |= dict.fromkeys(one.workloads, OpenData(handle, placed, one.shards, one.preparation, one.forms))
     return RunData(found)
 
 
 def main() -> int:
-    """Make or find what the line on standard input asks for; returns the exit status."""
-    order: dict[str, Any] = json.loads(sys.stdin.readline())
+    """Answer the calls on standard input; returns the exit status."""
 
-    def progress(what: str, done: int, total: int) -> None:
-        _say({"progress": [what, done, total]})
+    def answer(*, config: dict[str, Any], cache: str, storages: int, out: str, tries_loaders: bool) -> object:
+        experiment = Experiment.from_config(config)
+        data = open_data(experiment, Path(cache), answers.progress, storages)
+        if tries_loaders:
+            try_loaders(experiment, data, answers.progress)
+        return _store(data, Path(out))
 
-    try:
-        experiment = Experiment.from_config(order["config"])
-        data = open_data(experiment, Path(order["cache"]), progress, order["storages"])
-        if order["is_first"]:
-            # It imports torch, which the lead's side of this module can do without.
-            from harness.run.dry_run import dry_run
-
-            dry_run(experiment, data, progress)
-        _store(data, Path(order["out"]))
-    except HarnessError as error:
-        _say({"error": str(error), "kind": type(error).__name__})
-        return error.exit_status
-    _say({"done": True})
+    answers = Answers({"open_data": answer}, (HarnessError,))
+    answers.run()
     return 0
-
-
-def _say(message: Mapping[str, object]) -> None:
-    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

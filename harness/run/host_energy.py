@@ -1,23 +1,22 @@
 """Energy on the other hosts of a run: an agent on each, their readings and clocks after every cell.
 
-`python -m harness.run.host_energy` runs one on a host, over the supervisor. It reads the agent's settings, a line of
-JSON. Then it answers commands, a line each: `clock`, and `readings` of a span. The end of standard input ends it.
+`python -m harness.run.host_energy` runs one on a host, over the supervisor. It answers the calls `start`, then `clock`,
+`cpu`, and `readings` of a span. The end of standard input ends it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import psutil
 
@@ -33,6 +32,7 @@ from harness.run.energy_agent import EnergyAgent
 from harness.system.process import processes_of_run
 from harness.system.procfs import cpu_s, family, host_cpu, kernel_threads
 from harness.testbed import Testbed
+from joulefeed.calls import Answers, CallError, call, request, wait_answer
 from joulefeed.child import Child, ChildError
 
 _START_S: Final = 300.0
@@ -52,14 +52,11 @@ class _HostAgent:
     child: Child
     description: Mapping[str, Any]
 
-    def ask(self, **command: object) -> dict[str, Any]:
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         try:
-            self.child.send(json.dumps(command).encode() + b"\n")
-            answer = self.child.ready(_ANSWER_S)
-        except ChildError as error:
-            raise CellError(f"host {self.host}: its energy agent {error}") from error
-        if "error" in answer:
-            raise CellError(f"host {self.host}: its energy agent: {answer['error']}")
+            answer: dict[str, Any] = call(self.child, do, timeout_s=_ANSWER_S, **arguments)
+        except (ChildError, CallError) as error:
+            raise CellError(f"host {self.host}: its energy agent: {error}") from error
         return answer
 
 
@@ -114,7 +111,7 @@ class HostAgents:
             exchanges, told = [], {}
             for _ in range(_EXCHANGES):
                 sent_ns = time.time_ns()
-                told = agent.ask(do="clock")
+                told = agent.ask("clock")
                 exchanges.append(Exchange(sent_ns, told["utc_ns"], time.time_ns()))
             here = ntp_offset("lead", time.time_ns())
             own = None if here is None else HostTime(here.peer, here.offset_ns, here.error_ns)
@@ -130,7 +127,7 @@ class HostAgents:
         if not self._agents:
             return {}
         found = {here.node: count_cpu(self._testbed.run_id, here.pid)}
-        return found | {agent.host: agent.ask(do="cpu")["cpu_s"] for agent in self._agents}
+        return found | {agent.host: agent.ask("cpu") for agent in self._agents}
 
     def records(
         self, start_ns: int, end_ns: int, before: Mapping[str, HostClock], after: Mapping[str, HostClock]
@@ -142,7 +139,7 @@ class HostAgents:
         records, readings = [], []
         for agent in self._agents:
             ahead_ns = round(1e6 * (before[agent.host].offset_ms + after[agent.host].offset_ms) / 2)
-            answer = agent.ask(do="readings", start_ns=start_ns + ahead_ns, end_ns=end_ns + ahead_ns)
+            answer = agent.ask("readings", start_ns=start_ns + ahead_ns, end_ns=end_ns + ahead_ns)
             readings += [Reading(**one) for one in answer["readings"]]
             records.append(
                 HostRecord(
@@ -165,31 +162,24 @@ class HostAgents:
         nodes = {node.host: node for node in (*self._testbed.computes, *self._testbed.storages) if node.is_remote}
         computing = {node.host for node in self._testbed.computes}
         storing = {node.host for node in self._testbed.storages}
+        argv = [sys.executable, "-m", "harness.run.host_energy"]
         started: list[tuple[str, Child]] = []
         try:
             for host, node in nodes.items():
                 (self._folder / host).mkdir(parents=True, exist_ok=True)
-                argv = [sys.executable, "-m", "harness.run.host_energy"]
                 log = self._folder / host / "agent.log"
                 child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
                 started.append((host, child))
-                settings = {
-                    **self._settings,
-                    "node": host,
-                    "run_id": node.run_id,
-                    "folder": str(node.folder / self._there),
-                }
-                with suppress(ChildError):
-                    child.send(json.dumps(settings).encode() + b"\n")
+                own = {"node": host, "run_id": node.run_id, "folder": str(node.folder / self._there)}
+                with suppress(ChildError):  # the wait says why
+                    child.send(request("start", **self._settings, **own))
             for host, child in started:
                 try:
-                    ready = child.ready(_START_S + self._idle_s)
-                except ChildError as error:
-                    raise TestbedError(f"host {host}: its energy agent {error}") from error
-                if "error" in ready:
-                    raise TestbedError(f"host {host}: its energy agent: {ready['error']}")
+                    description = wait_answer(child, "start", timeout_s=_START_S + self._idle_s)
+                except (ChildError, CallError) as error:
+                    raise TestbedError(f"host {host}: its energy agent: {error}") from error
                 roles = [role for role, hosts in (("compute", computing), ("storage", storing)) if host in hosts]
-                self._agents.append(_HostAgent(host, tuple(roles), child, cast(dict[str, Any], ready["description"])))
+                self._agents.append(_HostAgent(host, tuple(roles), child, description))
         except BaseException:
             for _, child in started:
                 child.stop(eof_s=0)
@@ -248,69 +238,78 @@ def read_token(send: StoreSpec) -> str | None:
     return Path(send.token_file).read_text().strip() if send.token_file else os.environ.get(TOKEN_VARIABLE)
 
 
-def main() -> int:
-    """Run the agent of this host until standard input ends; returns the exit status."""
-    settings = json.loads(sys.stdin.readline())
-    folder = Path(settings["folder"])
-    # Below the run's folder, which is gone when the host's lease has ended: nothing is left behind then.
-    folder.parent.mkdir(exist_ok=True)
-    folder.mkdir(exist_ok=True)
-    if settings["token"]:
-        os.environ[TOKEN_VARIABLE] = settings["token"]
-    agent = EnergyAgent(
-        folder / "energy.sqlite",
-        EnergySpec(**settings["energy"]),
-        StoreSpec(**{**settings["store"], "token_file": None}),
-        node=settings["node"],
-        run_id=settings["run_id"],
-        on_restart=lambda message: print(message, file=sys.stderr, flush=True),
-    )
-    try:
-        with agent:
-            _say({"ready": True, "description": dict(agent.description)})
-            for line in sys.stdin:
-                _say(_answer(agent, settings["run_id"], json.loads(line)))
-    except HarnessError as error:
-        _say({"error": str(error)})
-        return error.exit_status
-    return 0
+class _Answering:
+    """The agent of this host, which answers the lead; it is ended when `stack` is closed."""
 
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
 
-def _answer(agent: EnergyAgent, run_id: str, command: Mapping[str, Any]) -> Mapping[str, object]:
-    now_ns = time.time_ns()
-    if command["do"] == "clock":
-        own = ntp_offset(agent.node, now_ns)
+    def start(
+        self,
+        *,
+        energy: dict[str, Any],
+        store: dict[str, Any],
+        token: str | None,
+        node: str,
+        run_id: str,
+        folder: str,
+    ) -> object:
+        """Start it; returns its description."""
+        # Below the run's folder, which is gone when the host's lease has ended: nothing is left behind then.
+        Path(folder).parent.mkdir(exist_ok=True)
+        Path(folder).mkdir(exist_ok=True)
+        if token:
+            os.environ[TOKEN_VARIABLE] = token
+        self._run_id = run_id
+        self._agent = EnergyAgent(
+            Path(folder, "energy.sqlite"),
+            EnergySpec(**energy),
+            StoreSpec(**{**store, "token_file": None}),
+            node=node,
+            run_id=run_id,
+            on_restart=lambda message: print(message, file=sys.stderr, flush=True),
+        )
+        self._stack.enter_context(self._agent)
+        return dict(self._agent.description)
+
+    def clock(self) -> object:
+        """Return what the NTP daemon says of this clock, and the time by it."""
+        own = ntp_offset(self._agent.node, time.time_ns())
         told = None if own is None else {"source": own.peer, "offset_ns": own.offset_ns, "error_ns": own.error_ns}
         # Read again: the daemon takes a while to answer.
         return {"ntp": told, "utc_ns": time.time_ns()}
-    if command["do"] == "cpu":
-        return {"cpu_s": count_cpu(run_id, agent.pid)}
-    try:
+
+    def cpu(self) -> object:
+        """Return what `count_cpu` counts on this host."""
+        return count_cpu(self._run_id, self._agent.pid)
+
+    def readings(self, *, start_ns: int, end_ns: int) -> object:
+        """Return what the agent stored between two instants of this host's clock, UTC ns. Raises HarnessError."""
+        agent = self._agent
         agent.require()
-        return _readings(agent, command["start_ns"], command["end_ns"])
-    except HarnessError as error:
-        return {"error": str(error)}
+        if agent.description:
+            with SqliteStore.open(agent.store) as store:
+                clocks = store.clocks(agent.node)
+            start_ns, end_ns = at_wall(clocks, start_ns).t_ns, at_wall(clocks, end_ns).t_ns
+        return {
+            "start_ns": start_ns,
+            "readings": [asdict(reading) for reading in agent.readings(start_ns, end_ns)],
+            "events": [asdict(event) for event in agent.events(start_ns, end_ns)],
+            "series": agent.series,
+            "unreadable": [dict(one) for one in agent.unreadable],
+            "idle": [asdict(one) for one in agent.idle],
+            "idle_cpu_util": agent.idle_cpu_util,
+        }
 
 
-def _readings(agent: EnergyAgent, start_utc_ns: int, end_utc_ns: int) -> Mapping[str, object]:
-    start_ns, end_ns = start_utc_ns, end_utc_ns
-    if agent.description:
-        with SqliteStore.open(agent.store) as store:
-            clocks = store.clocks(agent.node)
-        start_ns, end_ns = at_wall(clocks, start_utc_ns).t_ns, at_wall(clocks, end_utc_ns).t_ns
-    return {
-        "start_ns": start_ns,
-        "readings": [asdict(reading) for reading in agent.readings(start_ns, end_ns)],
-        "events": [asdict(event) for event in agent.events(start_ns, end_ns)],
-        "series": agent.series,
-        "unreadable": [dict(one) for one in agent.unreadable],
-        "idle": [asdict(one) for one in agent.idle],
-        "idle_cpu_util": agent.idle_cpu_util,
-    }
-
-
-def _say(message: Mapping[str, object]) -> None:
-    print(json.dumps(message), flush=True)
+def main() -> int:
+    """Answer the calls of the lead until standard input ends; returns the exit status."""
+    with ExitStack() as stack:
+        own = _Answering(stack)
+        handlers: Mapping[str, Callable[..., object]]
+        handlers = {"start": own.start, "clock": own.clock, "cpu": own.cpu, "readings": own.readings}
+        Answers(handlers, (HarnessError,)).run()
+    return 0
 
 
 if __name__ == "__main__":

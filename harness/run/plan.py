@@ -57,19 +57,13 @@ def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, 
         "dataset": experiment.datasets[workload].model_dump(),
         "accelerator": experiment.accelerator.model_dump(),
         "energy": experiment.energy.model_dump(exclude=set(ENERGY_BESIDE)),
+        "placement": experiment.placement,
+        "distributed": experiment.distributed.model_dump(),
         "epochs": experiment.epochs,
         "warmup_samples": experiment.warmup_samples,
         "repeat": repeat,
         "seed": seed,
     }
-    # Defaults of later options stay out, so that the cells of an older run keep their ids.
-    if experiment.placement != "remote":
-        identity["placement"] = experiment.placement
-    if experiment.distributed.world_size > 1:
-        identity["distributed"] = experiment.distributed.model_dump()
-    for name in ("secure", "environment"):
-        if not identity["loader"][name]:
-            del identity["loader"][name]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return Cell(
         cell_id=f"{loader}-{workload}-{regime}-r{repeat}-{digest}",

@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from harness.results.cells import Cell
@@ -29,7 +28,7 @@ class _TimeLeft(ProgressColumn):
         return Text("" if left is None else f"{_clock(left)} left", style="cyan")
 
 
-class Progress:
+class RunProgress:
     """Shows what the run does; on a terminal as bars, elsewhere as a line for every cell.
 
     What takes longer than half a minute has a line of its own, after twice as long another one, and so on.
@@ -45,7 +44,7 @@ class Progress:
         self._quiet_s = quiet_s
         self._over = threading.Event()
         self._beat = threading.Thread(target=self._tell_what_lasts, name="progress", daemon=True)
-        self._bars = Bars(
+        self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),

@@ -9,20 +9,20 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from energymon import EnergyError, SqliteStore
-from harness.collect import find_invalid_cells, read_cells
 from harness.config.experiment import config_hash, differences
 from harness.config.specs import Experiment
 from harness.errors import ResultsError
 from harness.results.cells import Cell
+from harness.results.collect import find_invalid_cells, read_cells
 from harness.results.files import write_json, write_whole
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Ledger
 from harness.results.provenance import Provenance, list_changes
 from harness.run.plan import plan_cells
-from harness.run.progress import Progress
+from harness.run.progress import RunProgress
 
 
-def find_resumed(cfg: DictConfig, here: Provenance, lock: ExitStack, progress: Progress) -> RunFolder:
+def find_resumed(cfg: DictConfig, here: Provenance, lock: ExitStack, progress: RunProgress) -> RunFolder:
     """Return the run to resume, locked until `lock` is closed.
 
     Raises ResultsError where there is no such run, another process runs it, or it has another config or was measured
@@ -81,7 +81,7 @@ def find_missing(
     folder: RunFolder,
     cells: Sequence[Cell],
     ledger: Ledger,
-    progress: Progress,
+    progress: RunProgress,
 ) -> list[Cell]:
     """Return the cells to measure: the missing, the damaged, which are set aside, and on request the invalid ones."""
     finished, damaged = read_cells(folder, [cell.cell_id for cell in cells])
@@ -96,7 +96,7 @@ def find_missing(
     return [cell for cell in cells if cell.cell_id not in kept]
 
 
-def check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: Progress) -> None:
+def check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: RunProgress) -> None:
     """Refuse to add rows to those of another machine, install or environment, or note it where that is wanted.
 
     Raises ResultsError with the differences.
@@ -119,7 +119,7 @@ def check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: P
     progress.note(f"other than before: {text}; the rows are marked")
 
 
-def check_store(folder: RunFolder, ledger: Ledger, progress: Progress) -> None:
+def check_store(folder: RunFolder, ledger: Ledger, progress: RunProgress) -> None:
     """Set a damaged energy store aside. No agent could use it, and finished cells have their own readings."""
     if not folder.energy.exists():
         return

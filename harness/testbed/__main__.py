@@ -54,7 +54,7 @@ def _play(options: argparse.Namespace) -> int:
     """Run the playbook of a command."""
     from rich.console import Console
 
-    from harness.run.progress import Progress
+    from harness.run.progress import RunProgress
     from harness.testbed.hosts.claim import hosts_claimed
     from harness.testbed.hosts.inventory import Inventory
     from harness.testbed.hosts.playbook import run_playbook
@@ -65,7 +65,7 @@ def _play(options: argparse.Namespace) -> int:
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(Console(stderr=True)))
             if options.command == "collect":
-                from harness.run.collection import collect_hosts
+                from harness.run.hosts.bring_home import collect_hosts
 
                 print("\n".join(map(str, collect_hosts(inventory, Path(options.folder), progress, options.limit))))
                 return 0
@@ -96,12 +96,12 @@ def _doctor(inventory: str | None, *, as_json: bool) -> int:
     if inventory is not None:
         from rich.console import Console
 
-        from harness.run.progress import Progress
+        from harness.run.progress import RunProgress
         from harness.testbed.hosts.inventory import Inventory
         from harness.testbed.hosts.preflight import examine_hosts
 
         hosts = Inventory.load(inventory)
-        with Progress(Console(stderr=True)) as progress:
+        with RunProgress(Console(stderr=True)) as progress:
             found = examine_hosts(hosts, progress)
         print(to_json(found) if as_json else show(found))
         return int(any(finding.verdict == "fail" for finding in found))

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from harness.cell.epoch import save_batches
 from harness.results.cells import CellRecord, LinkRecord
 from harness.results.files import parse_value
-from harness.run.rank_files import join_batches
+from harness.run.cells.rank_files import join_batches
 
 PROBE = {"rtt_ms_median": 30.1, "rtt_ms_min": 30.0, "rtt_ms_p99": 30.4, "rtt_samples": 120, "rate_gbit": 0.98}
 

@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from energymon import save_readings
 from harness.cell.epoch import BatchRecord
 from harness.cell.events import save_events
-from harness.collect import collect, find_invalid_cells, main, read_cells
 from harness.config.specs import Tolerances
 from harness.errors import ResultsError
 from harness.results.cell_folder import write_manifest
+from harness.results.collect import collect, find_invalid_cells, main, read_cells
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from loaders.base import Samples

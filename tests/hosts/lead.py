@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import yaml
 
+from harness import cli
 from harness.config.validation import parse
-from harness.run import cli, controller
+from harness.run.hosts import controller
 from harness.system.program import run_program
 from harness.testbed.hosts import claim
 from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory

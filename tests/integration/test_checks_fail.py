@@ -20,13 +20,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import collect
+from harness.cli import main
 from harness.config.regime import Regime
 from harness.errors import TestbedError
+from harness.results import collect
 from harness.results.checks import RULES
 from harness.results.folder import RunFolder
 from harness.run import driver
-from harness.run.cli import main
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.namespace import run_in

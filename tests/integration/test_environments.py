@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 
 REPO = Path(__file__).parents[2]
 LIMIT_S = 1500

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from harness.cli import main
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from harness.run.cli import main
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.state import RunNames, RunState, living_runs, state_root
 
@@ -255,7 +255,7 @@ def kill_and_resume_over_the_link(results, cache):
     def remote(*overrides):
         wan = (
             "~loaders.dali",
-            "~loaders.fixed",
+            "~loaders.shared.fixed",
             "epochs=1",
             "loaders.pytorch.num_workers=2",
             "regimes.wan_30ms.rtt_ms=20",
@@ -318,7 +318,6 @@ BAD = {
     "loaders.pytorch._target_=no.such.Loader": "cannot be imported",
     "resume=nothing": "no run with a plan.json",
     "resume_invalid=true": "only with resume=FOLDER",
-    "loaders.pytorch.num_workers=two": "expected a whole number",
     "loaders.streaming.daemon.module=null": "daemon.module",
     "+loaders.streaming.daemon.treads=2": "loaders.streaming.daemon.treads",
     "figures=[nope]": "nope",

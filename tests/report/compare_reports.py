@@ -24,7 +24,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ("claims.json", "epochs.csv", "metrics.csv", "checks.json")
-COMMANDS = ("harness.collect", "harness.report")
+COMMANDS = ("harness.results.collect", "harness.report")
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from harness.report.claims.composition import measure_composition
 from harness.report.claims.definition import Definition, Needs, Values
 from harness.report.claims.reader import make_definitions
 from harness.report.claims.rows import Row, make_claim_rows
-from harness.report.claims.words import Bound, combined, written
+from harness.report.claims.bound import Bound, combined, written
 from harness.results.reader import read_results
 from harness.workloads.emulated import EmulatedStep, NoStep
 from harness.workloads.resnet50 import ResNet50

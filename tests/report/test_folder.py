@@ -56,7 +56,7 @@ def test_a_missing_column_is_named(build):
 def test_rows_that_are_stored_as_csv_alone_are_to_be_collected_again(build):
     folder = build().write()
     (folder / "epochs.parquet").unlink()
-    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*harness\.collect"):
+    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*harness\.results\.collect"):
         read_results(folder)
 
 
@@ -104,7 +104,7 @@ def test_a_loader_that_the_config_does_not_have_is_named(build):
 def test_json_that_was_cut_short_is_named(build):
     folder = build().write()
     (folder / "checks.json").write_text(json.dumps([1, 2])[:-1])
-    with pytest.raises(ResultsError, match=r"checks\.json: .*harness\.collect"):
+    with pytest.raises(ResultsError, match=r"checks\.json: .*harness\.results\.collect"):
         read_results(folder)
 
 

@@ -31,7 +31,7 @@ def only_table(folder):
 
 def test_preprocessing_times_stand_over_the_paper_s_of_the_same_workload(build_sweep):
     builder = build_sweep(
-        figures=("minato_table2",), workloads=("unet3d", "resnet50"), loaders={"pytorch": {}}, epochs=1
+        figures=("minato_table2",), workloads=("unet3d", "resnet50"), loaders={"pytorch": {"_target_": "p"}}, epochs=1
     )
     builder.work_s = {"unet3d": WORK_S, "resnet50": WORK_S}
     folder = builder.write()
@@ -50,14 +50,14 @@ def test_preprocessing_times_stand_over_the_paper_s_of_the_same_workload(build_s
 
 
 def test_a_loader_that_tells_no_times_gives_no_figure_and_no_table(build_sweep):
-    folder = build_sweep(figures=("minato_table2",), loaders={"dali": {}}).write()
+    folder = build_sweep(figures=("minato_table2",), loaders={"dali": {"_target_": "d"}}).write()
     render(read_report(folder))
     assert not (folder / "figures").exists()
     assert make_figure_tables(read_results(folder)) == ()
 
 
 def test_25_samples_are_drawn_with_the_mean_of_all(build_sweep):
-    builder = build_sweep(figures=("minato_fig2",), workloads=("mask_rcnn",), loaders={"pytorch": {}})
+    builder = build_sweep(figures=("minato_fig2",), workloads=("mask_rcnn",), loaders={"pytorch": {"_target_": "p"}})
     builder.work_s = {"mask_rcnn": WORK_S}
     text = drawn(builder.write(), "minato_fig2")
     assert "mean 64" in text
@@ -143,7 +143,9 @@ def test_figures_are_empty_and_the_page_whole_when_no_cell_ended(build_sweep):
 
 
 def test_swept_loaders_are_in_the_order_of_their_sweep(build_sweep):
-    builder = build_sweep(figures=("spdl_fig5",), loaders={"pytorch": {"sweep": {"num_workers": [8, 1, 16]}}})
+    builder = build_sweep(
+        figures=("spdl_fig5",), loaders={"pytorch": {"_target_": "p", "sweep": {"num_workers": [8, 1, 16]}}}
+    )
     results = read_results(builder.write())
     assert results.loaders == ("pytorch_num_workers_8", "pytorch_num_workers_1", "pytorch_num_workers_16")
     assert results.experiment.loaders["pytorch_num_workers_16"].setting == {"num_workers": 16}

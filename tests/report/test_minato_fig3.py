@@ -97,7 +97,9 @@ def test_it_is_told_how_many_slow_pictures_the_size_of_their_file_finds(build_sw
 
 
 def test_without_an_epoch_there_is_no_figure(build_sweep: Callable[..., Any]) -> None:
-    builder = build_sweep(figures=("minato_fig3",), workloads=("mask_rcnn",), loaders={"pytorch": {}}, epochs=0)
+    builder = build_sweep(
+        figures=("minato_fig3",), workloads=("mask_rcnn",), loaders={"pytorch": {"_target_": "p"}}, epochs=0
+    )
     results = read_results(builder.write())
     assert find_figure("minato_fig3").draw(results) is None
     assert find_figure("minato_fig3").table(results) is None

@@ -13,7 +13,7 @@ from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import Row
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
 from harness.report.claims.steps import find_unmet
-from harness.report.claims.words import (
+from harness.report.claims.bound import (
     FAIL,
     INCONCLUSIVE,
     NOT_CHECKED,

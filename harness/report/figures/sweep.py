@@ -9,7 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.report.figures.captions import fill, run_words
+from harness.report.figures.sentences import fill, run_words
 from harness.report.figures.definition import FigureTable, Sweep
 from harness.report.figures.marks import (
     draw_points,

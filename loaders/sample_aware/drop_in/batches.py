@@ -18,7 +18,7 @@ from loaders.sample_aware.workers.jobs import is_default
 from loaders.shared.compat import BaseIterator, InProcessIterator, pin_memory
 
 if TYPE_CHECKING:
-    from loaders.sample_aware.drop_in.dataloader import SampleAwareDataLoader
+    from loaders.sample_aware.dataloader import SampleAwareDataLoader
 
 
 class TorchCollate(Collate):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
 from loaders.mosaic.keys import make_keys
 from loaders.nosql import CassandraServer

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from obstore.store import S3Store
 
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 from loaders import Samples
 from loaders.mosaic import MosaicLoader
 from loaders.mosaic.keys import load_keys, make_keys

@@ -19,7 +19,7 @@ import obstore
 import psutil
 import pytest
 
-from harness.run.environments import python_of
+from harness.run.prepare import python_of
 from loaders import LoaderConfigError, StreamError, WorkerError
 from loaders.errors import NoAnswerError
 from loaders.mosaic import MosaicLoader

@@ -348,7 +348,7 @@ def test_it_can_be_made_again_from_its_attributes_as_trainers_do():
 
 
 def test_an_opaque_dataset_is_told_of_once():
-    from loaders.sample_aware.drop_in import dataloader
+    from loaders.sample_aware import dataloader
 
     dataloader._warned.clear()
     with warnings.catch_warnings(record=True) as caught:

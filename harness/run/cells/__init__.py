@@ -1,0 +1,1 @@
+"""The cells of a run from outside: their processes, their data, their records."""

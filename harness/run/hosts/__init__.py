@@ -1,0 +1,1 @@
+"""A run on several hosts: driven from a controller, led by one of them."""
