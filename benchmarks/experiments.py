@@ -64,7 +64,7 @@ def wan30ms(quick: bool) -> Iterator[Line]:
         PICTURE.write_bytes(picture.read_bytes())
         if not quick:
             # Its demand is tight.
-            watched(folder, "wan30ms", "~loaders.pytorch", "~loaders.dali", "~loaders.shared.fixed", "repeats=8")
+            watched(folder, "wan30ms", "~loaders.pytorch", "~loaders.dali", "~loaders.fixed", "repeats=8")
         yield from slowdowns(rows, rows if quick else read_rows(folder))
 
 

@@ -63,7 +63,7 @@ def _play(options: argparse.Namespace) -> int:
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}.get(options.command, "")
     try:
         with ExitStack() as stack:
-            progress = stack.enter_context(Progress(Console(stderr=True)))
+            progress = stack.enter_context(RunProgress(Console(stderr=True)))
             if options.command == "collect":
                 from harness.run.hosts.bring_home import collect_hosts
 

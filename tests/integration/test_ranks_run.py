@@ -19,7 +19,7 @@ SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloa
 # What else runs on this machine meanwhile is none of this test's matter.
 SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "energy.idle_s=0"]
 CHOSEN = ["+experiment=emlio_fig10_ddp", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "~loaders.dali"]
-CHOSEN += ["~loaders.shared.fixed", "epochs=1"]
+CHOSEN += ["~loaders.fixed", "epochs=1"]
 SLOW = ["~loaders.pytorch", "accelerator.time_scale=100", "repeats=3", "warmup_samples=0", "figures=[]"]
 """Three cells, in whose epochs there is time to end something."""
 OBSTACLES = ansible_obstacles()

@@ -255,7 +255,7 @@ def kill_and_resume_over_the_link(results, cache):
     def remote(*overrides):
         wan = (
             "~loaders.dali",
-            "~loaders.shared.fixed",
+            "~loaders.fixed",
             "epochs=1",
             "loaders.pytorch.num_workers=2",
             "regimes.wan_30ms.rtt_ms=20",

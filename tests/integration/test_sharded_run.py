@@ -49,7 +49,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
-    overrides += ["~loaders.shared.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
+    overrides += ["~loaders.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
     overrides += [
         "loaders.pytorch_unordered.num_workers=2",
         "loaders.dali.num_threads=2",

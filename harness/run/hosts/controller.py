@@ -263,15 +263,3 @@ class _Lead:
             with suppress(ChildError, OSError):
                 if self._child is not None:
                     self._child.send(BEAT)
-
-
-def connect(host: Host) -> Connection:
-    """Return how the controller reaches a host: as Ansible does, or without SSH where the host is this machine."""
-    # No file of the controller's own, which would stay when it is killed: each session has a connection.
-    socket = Path("none")
-    if host.connection == "local":
-        return Connection(host.name, (), socket, host.python)
-    key = ("-i", host.identity_file) if host.identity_file else ()
-    where = f"{host.user}@{host.address}" if host.user else host.address
-    destination = ("-p", str(host.port), *key, *shlex.split(host.ssh_args), where)
-    return Connection(host.name, destination, socket, host.python)

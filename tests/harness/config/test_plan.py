@@ -24,7 +24,7 @@ def test_every_combination_runs_once_in_every_repeat():
 
 
 def test_a_loader_runs_in_its_regimes_alone_and_in_no_unknown_one():
-    cells = planned("+loaders.dali.regimes=[wan_30ms]", "+loaders.shared.fixed.regimes=[wan_30ms]")
+    cells = planned("+loaders.dali.regimes=[wan_30ms]", "+loaders.fixed.regimes=[wan_30ms]")
     assert {c.regime for c in cells if c.loader in ("dali", "fixed")} == {"wan_30ms"}
     assert {c.regime for c in cells if c.loader == "pytorch"} == {"lan_0_1ms", "wan_30ms"}
     with pytest.raises(ConfigError, match=r"loaders\.dali\.regimes: 'moon': expected some of lan_0_1ms, wan_30ms"):

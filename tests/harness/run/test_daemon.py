@@ -50,7 +50,7 @@ def shards(tmp_path_factory):
         ({"threads": "many"}, r"daemon\.threads='many'"),
         ({"module": None}, r"daemon\.module=None"),
         ({"module": "loaders.tape"}, r"daemon\.module=loaders\.tape"),
-        ({"module": "loaders.shared.fixed"}, r"daemon\.module=loaders\.fixed: .*DaemonOptions"),
+        ({"module": "loaders.shared.fixed"}, r"daemon\.module=loaders\.shared\.fixed: .*DaemonOptions"),
     ],
 )
 def test_a_key_that_the_daemon_does_not_take_is_named(daemon, told):
