@@ -22,7 +22,7 @@ from harness.cell.skipped import skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.errors import CellError
-from harness.results.cell_folder import MANIFEST, write_manifest
+from harness.results.cell_folder import write_manifest
 from harness.results.cells import (
     Cell,
     CellRecord,
@@ -38,9 +38,10 @@ from harness.results.cells import (
     SensorRecord,
 )
 from harness.results.checks import ONE_CLOCK
-from harness.results.epochs import find_epoch_edges, to_readings_ns
+from harness.results.edges import find_epoch_edges
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
+from harness.results.make_rows import to_readings_ns
 from harness.run.cell_ranks import CellRanks
 from harness.run.daemon import Daemon
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
@@ -391,7 +392,6 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     record = CellRecord(
         **(asdict(cell) | {"regime": regime}),
         reads=experiment.loaders[cell.loader].reads,
-        manifest=MANIFEST,
         provenance=context.session,
         dataset=context.datasets[cell.workload],
         placement=parse_value(PlacementRecord, context.data[cell.workload].placed.describe()),

@@ -20,8 +20,7 @@ from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError
 from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
 from harness.results.files import write_json
-from harness.results.folder import RunFolder
-from harness.results.ledger import Ledger
+from harness.results.folder import Ledger, RunFolder
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
 from harness.run.cell_driver import CellContext
 from harness.run.cell_loop import run_cells

@@ -15,8 +15,7 @@ from harness.config.specs import Experiment
 from harness.errors import ResultsError
 from harness.results.cells import Cell
 from harness.results.files import write_json, write_whole
-from harness.results.folder import Plan, RunFolder
-from harness.results.ledger import Ledger
+from harness.results.folder import Ledger, Plan, RunFolder
 from harness.results.provenance import Provenance, list_changes
 from harness.run.plan import plan_cells
 from harness.run.progress import Progress

@@ -5,11 +5,9 @@ import pytest
 
 from energymon.reading import Reading
 from harness.results.attributed import PARTS
-from harness.results.epochs import make_epoch_rows
-from tests.harness.records import change
+from harness.results.make_rows import make_epoch_rows
+from tests.harness.records import START, S, change, with_events
 
-S = 1_000_000_000
-START = 1_700_000_000 * S
 EMULATED = {"label": "emulated: A100", "emulated": True, "kind": "emulated", "busy_w": 400.0, "idle_w": 50.0}
 GPU = {"label": "cuda: a board", "emulated": False, "kind": "cuda"}
 
@@ -21,9 +19,8 @@ def baseline(watts=40.0, domain="cpu", device="package-0", source="rapl-powercap
 
 def with_baseline(data, *, idle=None, counters=None, **cell):
     """Return a cell with an idle baseline, and with counters of the end of its epoch, each 0 at its start."""
-    start, end = data.events
-    events = [{**start, **dict.fromkeys(counters or (), 0.0)}, {**end, **(counters or {})}]
-    return change(data, cell={"energy": {"idle": [baseline()] if idle is None else idle}, **cell}, events=events)
+    data = with_events(data, dict.fromkeys(counters or (), 0.0), counters)
+    return change(data, cell={"energy": {"idle": [baseline()] if idle is None else idle}, **cell})
 
 
 def parts_of(row):
@@ -105,9 +102,9 @@ def test_the_whole_is_the_time_in_which_processors_were_not_idle_and_not_what_ti
 
 def test_several_ranks_on_one_host_are_one_loader(stored):
     data = with_baseline(stored(), counters={"cell_cpu_s": 1.0, "cpu_steal_s": 0.0})
-    start, end = data.events
+    _, start, end = data.events
     theirs = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in (start, {**end, "cell_cpu_s": 2.0})]
-    (row,) = make_epoch_rows(change(data, events=[*data.events, *theirs]))
+    (row,) = make_epoch_rows(with_events(data, more=theirs))
     assert row.loader_j == pytest.approx(180.0)
 
 

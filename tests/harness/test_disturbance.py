@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.cell.counters import CellCounters
-from harness.results.disturbance import measure_others
+from harness.results.edges import measure_others
 from harness.system import procfs
 from harness.system.procfs import KernelThreads, cpu_s, host_cpu, own_cpu, wait_s
 

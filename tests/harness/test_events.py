@@ -4,7 +4,7 @@ import json
 
 from harness.cell.events import EventLog, read_events, read_timestamps, save_events
 from harness.results import cell_folder
-from harness.results.epochs import find_epoch_edges
+from harness.results.edges import find_epoch_edges
 
 
 def test_timestamps_become_events_of_whoever_wrote_them_and_a_torn_line_is_left_out(tmp_path):

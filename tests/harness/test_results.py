@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import ResultsError
 from harness.results.files import write_json
-from harness.results.folder import RunFolder
+from harness.results.folder import Ledger, RunFolder
 
 
 def planned(tmp_path, name="smoke"):
@@ -106,3 +106,26 @@ def test_a_store_that_is_set_aside_takes_its_log_with_it(tmp_path):
         assert results.set_store_aside().name == f"energy.sqlite.damaged-{n}"
     left = sorted(path.name for path in results.folder.glob("energy.*"))
     assert left == [f"energy.sqlite.damaged-{n}{suffix}" for n in (1, 2) for suffix in ("", "-wal")]
+
+
+def test_entries_come_back_in_order(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("started", "a")
+    ledger.append("failed", "a", "the reason")
+    assert [(e.event, e.cell_id, e.message) for e in ledger.read_entries()] == [
+        ("started", "a", ""),
+        ("failed", "a", "the reason"),
+    ]
+
+
+def test_a_torn_last_line_is_skipped_and_the_next_entry_is_whole(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("started", "a")
+    with ledger.path.open("a") as file:
+        file.write('{"t_utc": "2026-')
+    ledger.append("done", "a")
+    assert [e.event for e in ledger.read_entries()] == ["started", "done"]
+
+
+def test_no_ledger_has_no_entries(tmp_path):
+    assert Ledger(tmp_path / "absent").read_entries() == []

@@ -100,7 +100,9 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
         about = {**named, "cell_id": f"c{hash_of(row.cell_id)}", "repeat": int(row.cell_id.rpartition(" r")[2])}
         stored = _store(row)
         epochs.append(_make(EpochRow, {**about, **stored, "epoch": row.epoch, "valid": "valid"}))
-        metrics.append(_make(EpochMetrics, {**about, **stored, "epoch": row.epoch, "ranks": row.labels.get("ranks")}))
+        metrics.append(
+            _make(EpochMetrics, {**about, **stored, "epoch": row.epoch, "ranks": row.labels.get("ranks") or 1})
+        )
         cells.setdefault(about["cell_id"], (about, []))[1].append(row)
     write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": [about for about, _ in cells.values()]}))
     write_rows(epochs, EpochRow, run.epochs_parquet, run.epochs_csv)
@@ -158,7 +160,7 @@ def _store(row: Row) -> dict[str, object]:
     samples = int(str(row.labels["samples"]))
     derived = {
         "busy_share": lambda share: {"stall_s": duration_s * (1 - share)},
-        "until_first_batch_s": lambda seconds: {"loader_made_s": seconds / 2, "first_batch_s": seconds / 2},
+        "until_first_batch_s": lambda seconds: {"setup_s": seconds / 2, "first_batch_s": seconds / 2},
         "cpu_s_per_sample": lambda seconds: {"cell_cpu_s": seconds * samples},
         "ranks_wait_share": lambda share: {"ranks_wait_s": duration_s * share},
         "link_share": lambda share: {"mb_per_s": 125 * share},
