@@ -108,8 +108,8 @@ def _metrics(path: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=names)
     with refuse_damage(path, COLLECT):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
-        known = frame[names].set_index(["cell_id", "epoch"])
-        return known.astype("float64").reset_index()
+        known: pd.DataFrame = frame[names].set_index(["cell_id", "epoch"]).astype("float64")
+        return known.reset_index()
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""What the events of a cell say of an epoch: when it began and ended, what was done before it, what others took; pure.
+"""What the events of a cell say of an epoch: when it began and ended, the work before it, and the CPU of others; pure.
 
 The events of rank 0 are those of the cell. The events of the other ranks begin with `rank.`.
 """

@@ -186,7 +186,7 @@ def write_rows(rows: Sequence[object], row_type: type, parquet: Path, csv: Path)
 def read_rows(path: Path, row_type: type[Row]) -> tuple[Row, ...]:
     """Read the rows of a Parquet file. No file is no row.
 
-    Raises ResultsError, which names the file, for a damaged one and for one without a column.
+    Raises ResultsError (made of a ValueError), which names the file, for a damaged one and for one without a column.
     """
     if not path.exists():
         return ()

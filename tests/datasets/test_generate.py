@@ -11,10 +11,9 @@ import pytest
 
 from harness.datasets import generate as generating
 from harness.datasets.coco import CocoLike
-from harness.datasets.imagenet_like import ImagenetLike
+from harness.datasets.imagenet_like import ImagenetLike, Synthetic
 from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
-from harness.datasets.synthetic import Synthetic
 from harness.errors import ConfigError, DatasetError, DiskError
 from joulefeed.signals import Interrupted
 
