@@ -106,8 +106,7 @@ class RNNT:
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the RNN-T loss per character of the batch's transcripts."""
-        from harness.workloads.rnnt_loss import rnnt_loss
-        from harness.workloads.transducer import Transducer
+        from harness.workloads.transducer import Transducer, rnnt_loss
 
         lengths, characters = batch.extra["lengths"], batch.extra["label_lengths"]
         logits = model(batch.data, batch.labels, lengths)

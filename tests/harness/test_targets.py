@@ -7,8 +7,7 @@ from harness.cell.messages import CellSpec
 from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
 from harness.config.targets import check_arguments, instantiate
 from harness.errors import ConfigError
-from harness.workloads.classification import Classification
-from harness.workloads.resnet50 import ResNet50
+from harness.workloads.classification import Classification, ResNet50
 from loaders.base import Samples
 
 
@@ -19,7 +18,7 @@ def spec(tmp_path, **params):
         cell_id="a",
         out=tmp_path,
         loader=LoaderSpec(target="loaders.pytorch.PyTorchLoader", params=params),
-        workload=Component(target="harness.workloads.resnet50.ResNet50"),
+        workload=Component(target="harness.workloads.classification.ResNet50"),
         accelerator=AcceleratorSpec(),
         samples=tmp_path / "samples.parquet",
         data_root=tmp_path,
@@ -36,7 +35,7 @@ def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path)
 
 def test_a_key_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"ResNet50.*'batch_size'"):
-        instantiate("harness.workloads.resnet50.ResNet50", {"image_size": 64})
+        instantiate("harness.workloads.classification.ResNet50", {"image_size": 64})
 
 
 def test_what_classifiers_have_in_common_is_no_classifier():

@@ -8,8 +8,8 @@ import torch
 
 from harness.errors import CellError, ConfigError
 from harness.workloads import choose_kind, make_step
+from harness.workloads.classification import ResNet50
 from harness.workloads.published import BOARDS, MODELS, STEPS
-from harness.workloads.resnet50 import ResNet50
 from harness.workloads.unet3d import UNet3D
 from loaders.base import Batch
 

@@ -12,8 +12,7 @@ from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import CellError, ConfigError
 from harness.workloads import make_step
 from harness.workloads.rnnt import RNNT
-from harness.workloads.rnnt_loss import rnnt_loss
-from harness.workloads.transducer import Transducer
+from harness.workloads.transducer import Transducer, rnnt_loss
 from loaders import PyTorchLoader
 from loaders.base import Batch
 

@@ -7,8 +7,7 @@ from PIL import Image
 
 from harness.errors import ConfigError
 from harness.workloads import choose_kind, make_step
-from harness.workloads.vgg19 import VGG19
-from harness.workloads.vit_b16 import ViTB16
+from harness.workloads.classification import VGG19, ViTB16
 from loaders.base import Samples
 from loaders.pytorch import PyTorchLoader
 
