@@ -77,14 +77,3 @@ def simulate(load_s: float, compute_s: float, *, workers: int, steps: int, cap: 
 def workers_to_hide(load_s: float, compute_s: float) -> int:
     """Return how many workers hide loads that share nothing: t_load / t_compute, rounded up."""
     return max(1, math.ceil(load_s / compute_s))
-
-
-def shared(
-    load_s: float, compute_s: float, *, workers: int, load_cpu_s: float, compute_cpu_s: float, cores: int
-) -> float:
-    """Return the steady utilisation when workers and steps share `cores` processors, 0 to 1.
-
-    `load_cpu_s` and `compute_cpu_s` are the processor time within a load and within a step. A step comes as often as
-    the slowest of three allows: the accelerator, the workers side by side, and all processors together.
-    """
-    return compute_s / max(compute_s, load_s / workers, (load_cpu_s + compute_cpu_s) / cores)

@@ -71,15 +71,6 @@ def test_the_halves_share_the_bytes_of_the_whole_and_leave_it_as_it_was(handle, 
     assert sorted((p.name, p.stat().st_size) for p in shards.iterdir()) == before
 
 
-def test_paths_tell_the_node_and_leave_ids_labels_and_sizes_alone(handle, shards, tmp_path):
-    placed = place("half", handle, shards, tmp_path / "cache", quiet)
-    seen = placed.seen_from("compute", handle.samples)
-    for number, path in enumerate(seen.paths):
-        node, _, rest = path.partition("/")
-        assert (node, rest) == ("local" if placed.on_compute[number] else "remote", handle.samples.paths[number])
-    assert (seen.sizes == handle.samples.sizes).all() and (seen.labels == handle.samples.labels).all()
-
-
 @pytest.mark.parametrize(("kind", "remote", "role"), [("remote", 90, "storage"), ("local", 0, "compute")])
 def test_a_dataset_on_one_node_keeps_its_folder(handle, shards, tmp_path, kind, remote, role):
     placed = place(kind, handle, shards, tmp_path / "cache", quiet)

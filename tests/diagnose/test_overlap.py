@@ -1,7 +1,7 @@
 import pytest
 
 from harness.report.papers import find_table, low
-from harness.workloads.overlap import shared, simulate, workers_to_hide
+from harness.workloads.overlap import simulate, workers_to_hide
 
 OUTPUT = "textbook/output_8_5_1"
 
@@ -34,18 +34,6 @@ def test_hidden_loading_leaves_no_wait_but_the_first_one():
     assert epoch.first_ready_s == 28.0
     assert epoch.steady_utilisation == pytest.approx(1.0)
     assert simulate(5.0, 10.0, workers=1, steps=1).steady_utilisation == 1.0
-
-
-def test_starved_steps_come_as_often_as_batches_do():
-    steady = simulate(28.0, 10.0, workers=2, steps=2001).steady_utilisation
-    assert steady == pytest.approx(shared(28, 10, workers=2, load_cpu_s=0, compute_cpu_s=0, cores=1), abs=1e-3)
-
-
-def test_cores_bound_what_workers_can_do():
-    on_two = [shared(28, 10, workers=w, load_cpu_s=28, compute_cpu_s=0, cores=2) for w in (1, 2, 3, 8)]
-    assert on_two == pytest.approx([10 / 28, 20 / 28, 20 / 28, 20 / 28])
-    assert shared(28, 10, workers=8, load_cpu_s=28, compute_cpu_s=10, cores=2) == pytest.approx(10 / 19)
-    assert shared(28, 10, workers=8, load_cpu_s=1, compute_cpu_s=0, cores=2) == 1.0
 
 
 @pytest.mark.parametrize(
