@@ -136,72 +136,35 @@ def test_a_tree_is_judged_once_and_another_transcript_is_another_dataset(corpus,
     assert opened(corpus, tmp_path).content_hash != first.content_hash
 
 
-def no_file(recording, transcript):
-    transcript.unlink()
-    return r"has no transcript: \S+\.trans\.txt does not exist"
+def rewrite(change):
+    """Return what changes the text of transcripts."""
+    return lambda recording, transcript: transcript.write_text(change(transcript.read_text(), recording.stem))
 
 
-def no_line(recording, transcript):
-    transcript.write_text("".join(transcript.read_text().splitlines(keepends=True)[1:]))
-    return rf"has no transcript: no line of \S+\.trans\.txt begins with {recording.stem}"
+def sound(shape, rate=16_000, **options):
+    """Return what stores silence in the place of a recording."""
+    return lambda recording, _: soundfile.write(str(recording), np.zeros(shape, np.int16), rate, **options)
 
 
-def empty(recording, transcript):
-    transcript.write_text(f"{recording.stem} \n")
-    return r"has an empty transcript in \S+\.trans\.txt"
+FAULTS = {
+    r"has no transcript: \S+\.trans\.txt does not exist": lambda recording, transcript: transcript.unlink(),
+    r"has no transcript: no line of \S+\.trans\.txt begins with \d+-": rewrite(lambda text, _: text.partition("\n")[2]),
+    r"has an empty transcript in \S+\.trans\.txt": rewrite(lambda _, stem: f"{stem} \n"),
+    r"has '[a-z]' in its transcript in \S+\.trans\.txt; expected upper-case": rewrite(lambda text, _: text.lower()),
+    r"has no transcript: \S+\.trans\.txt is not UTF-8": lambda _, transcript: transcript.write_bytes(b"\xff\xfe"),
+    "is empty": lambda recording, _: recording.write_bytes(b""),
+    r"is truncated or no FLAC \(": lambda recording, _: recording.write_bytes(b"RIFF" + bytes(2000)),
+    "is truncated": lambda recording, _: recording.write_bytes(recording.read_bytes()[:-1000]),
+    "holds WAV, expected FLAC": sound(4000, format="WAV"),
+    "has 2 channels, expected 1": sound((4000, 2)),
+    "has 8000 samples per second, expected 16000": sound(4000, 8_000),
+}
 
 
-def lower_case(recording, transcript):
-    transcript.write_text(transcript.read_text().lower())
-    return r"has '[a-z]' in its transcript in \S+\.trans\.txt; expected upper-case letters"
-
-
-def not_text(recording, transcript):
-    transcript.write_bytes(b"\xff\xfe")
-    return r"has no transcript: \S+\.trans\.txt is not UTF-8"
-
-
-def no_bytes(recording, transcript):
-    recording.write_bytes(b"")
-    return "is empty"
-
-
-def not_flac(recording, transcript):
-    recording.write_bytes(b"RIFF" + bytes(2000))
-    return r"is truncated or no FLAC \("
-
-
-def cut_short(recording, transcript):
-    data = recording.read_bytes()
-    recording.write_bytes(data[: len(data) * 2 // 3])
-    return "is truncated"
-
-
-def another_kind(recording, transcript):
-    soundfile.write(str(recording), np.zeros(4000, np.int16), 16_000, format="WAV")
-    return "holds WAV, expected FLAC"
-
-
-def two_channels(recording, transcript):
-    soundfile.write(str(recording), np.zeros((4000, 2), np.int16), 16_000)
-    return "has 2 channels, expected 1"
-
-
-def another_rate(recording, transcript):
-    soundfile.write(str(recording), np.zeros(4000, np.int16), 8_000)
-    return "has 8000 samples per second, expected 16000"
-
-
-FAULTS = [
-    no_file, no_line, empty, lower_case, not_text,
-    no_bytes, not_flac, cut_short, another_kind, two_channels, another_rate,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_recording_at_fault_is_named_or_left_out(fault, corpus, tmp_path):
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_recording_at_fault_is_named_or_left_out(reason, corpus, tmp_path):
     recording, transcript = first_of(corpus)
-    reason = fault(recording, transcript)
+    FAULTS[reason](recording, transcript)
     path = str(recording.relative_to(corpus))
     with pytest.raises(DatasetError, match=reason) as error:
         opened(corpus, tmp_path)

@@ -27,11 +27,6 @@ def parts_of(row):
     return {name: getattr(row, f"{name}_j") for name in PARTS}
 
 
-def test_net_joules_are_those_beyond_what_the_host_draws_idle(stored):
-    (row,) = make_epoch_rows(with_baseline(stored()))
-    assert (row.total_j, row.net_j) == (pytest.approx(400.0), pytest.approx(400.0 - 4 * 40.0))
-
-
 def test_without_a_baseline_of_every_part_net_joules_and_their_parts_are_unknown(stored):
     idle = [baseline(device="package-1")]
     (row,) = make_epoch_rows(with_baseline(stored(), idle=idle, counters={"cell_cpu_s": 1.0}))
@@ -80,12 +75,6 @@ def test_cpu_joules_net_of_idle_go_by_cpu_time_and_add_up(stored):
         "other": pytest.approx(24.0),
     }
     assert sum(found.values()) == pytest.approx(240.0)
-
-
-def test_a_part_whose_process_was_not_counted_is_unknown_and_in_the_rest(stored):
-    (row,) = make_epoch_rows(with_baseline(stored(), counters={"cell_cpu_s": 3.0, "cpu_steal_s": 0.0}))
-    assert (row.loader_j, row.other_j) == (pytest.approx(180.0), pytest.approx(60.0))
-    assert row.daemon_j is row.mount_j is row.link_j is row.monitor_j is None
 
 
 def test_processes_that_were_read_later_than_the_host_get_no_more_than_there_is(stored):

@@ -52,12 +52,6 @@ def test_a_good_row_is_valid(remote):
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
 
 
-def test_a_local_row_has_no_link_to_judge(stored):
-    valid, rules = judged(stored())
-    assert valid == "valid"
-    assert not any(rule.startswith(("rtt", "rate", "no_drops", "bytes")) for rule in rules)
-
-
 @pytest.mark.parametrize(
     ("link", "rule"),
     [
@@ -199,13 +193,6 @@ def test_a_link_that_did_not_carry_within_the_epoch_makes_the_row_invalid(seen, 
     assert f"{rule} ({told}" in valid
 
 
-def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
-    epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
-    valid, rules = judged(remote(epochs=epochs))
-    assert rules["link_pause"] == "fail"
-    assert "15000 ms" in valid and "200 ms" in valid
-
-
 def test_pings_that_stand_behind_the_loader_s_own_packets_are_not_held(remote):
     # 12.5 MB take 100 ms at 1 Gbit/s.
     seen = [replace(ping, rtt_ms=130.0, carried_bytes=12_500_000) for ping in pings()]
@@ -241,12 +228,6 @@ def test_cpu_that_others_took_makes_the_row_invalid(stored, quiet):
     assert rules["others_cpu"] == "pass"
 
 
-@pytest.mark.parametrize(("run_cpu_s", "verdict"), [(2.8, "pass"), (2.7, "fail")])
-def test_the_limit_on_what_others_take_is_a_share_of_all_cpus(run_cpu_s, verdict, stored, quiet):
-    # Others took 3.6 s less that; a tenth of 2 CPUs for 4 s is 0.8 s, and 0.05 s are the kernel's rounding.
-    assert judged(with_events(stored(), end=quiet(run_cpu_s=run_cpu_s)))[1]["others_cpu"] == verdict
-
-
 def test_stolen_time_makes_the_row_invalid(stored, quiet):
     valid, rules = judged(with_events(stored(), end=quiet(cpu_steal_s=0.8, run_cpu_s=2.8)))
     assert (rules["steal"], rules["others_cpu"]) == ("fail", "pass")
@@ -259,28 +240,23 @@ def test_a_machine_that_does_not_count_what_its_processors_do_makes_the_row_inva
     assert "others_cpu (not measured: the kernel does not count" in valid
 
 
-def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
-    data = stored()
-    crowded = change(data, cell={"other_runs": ["abc123"]})
-    valid, rules = judged(crowded)
-    assert (valid, rules["alone"]) == ("valid", "warn")
+DIED = {"t_ns": START + 1, "node": "n", "message": "it died"}
+UNREADABLE = {"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}
 
 
-@pytest.mark.parametrize("kind", ["agent-died", "agent-back"])
-def test_an_agent_that_died_within_an_epoch_warns(stored, kind):
-    data = stored()
-    energy = {"events": [{"t_ns": START + 1, "node": "n", "kind": kind, "message": "it died"}]}
-    valid, rules = judged(change(data, cell={"energy": energy}))
-    assert (valid, rules["energy_agent"]) == ("valid", "warn")
-    assert judged(data)[1]["energy_agent"] == "pass"
-
-
-def test_a_part_of_the_host_that_cannot_be_read_warns(stored):
-    data = stored()
-    energy = {"unreadable": [{"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}]}
-    valid, rules = judged(change(data, cell={"energy": energy}))
-    assert (valid, rules["sensors"]) == ("valid", "warn")
-    assert judged(data)[1]["alone"] == "pass"
+@pytest.mark.parametrize(
+    ("rule", "cell"),
+    [
+        ("alone", {"other_runs": ["abc123"]}),
+        ("energy_agent", {"energy": {"events": [{**DIED, "kind": "agent-died"}]}}),
+        ("energy_agent", {"energy": {"events": [{**DIED, "kind": "agent-back"}]}}),
+        ("sensors", {"energy": {"unreadable": [UNREADABLE]}}),
+    ],
+)
+def test_what_spoils_joules_alone_warns_and_leaves_the_row_valid(rule, cell, stored):
+    valid, rules = judged(change(stored(), cell=cell))
+    assert (valid, rules[rule]) == ("valid", "warn")
+    assert judged(stored())[1][rule] == "pass"
 
 
 def test_a_sensor_that_is_lost_within_an_epoch_warns(stored):
@@ -289,13 +265,6 @@ def test_a_sensor_that_is_lost_within_an_epoch_warns(stored):
         at_ns = START + late_ns
         energy = {"events": [{"t_ns": at_ns, "node": "n", "kind": "sensor-lost", "message": "package-0 cpu: gone"}]}
         assert judged(change(data, cell={"energy": energy}))[1]["sensors"] == verdict
-
-
-@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
-def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
-    data = stored()
-    data = replace(data, batches={1: replace(data.batches[1], ids=np.array(ids), labels=None)})
-    assert judged(data)[1]["exactly_once"] == "fail"
 
 
 @pytest.mark.parametrize("factor", [1000, 0.5, 0])
@@ -348,10 +317,6 @@ def test_samples_that_the_declared_policy_left_out_are_counted_and_the_row_is_va
     assert found.verdict == "pass"
     assert found.expected == "each of 6 samples once, or skipped by policy (on_error=skip)"
     assert found.actual == "2 skipped by policy (4, 5), 0 missing, 0 repeated, 0 unknown"
-
-
-def test_a_sample_left_out_of_an_earlier_epoch_alone_is_none_of_this_one(stored):
-    assert exactly_once(skipping(stored(), [0, 1, 2, 3, 4], told=[4, 5], count=1)).verdict == "pass"
 
 
 @pytest.mark.parametrize(
@@ -441,12 +406,6 @@ def test_first_epochs_are_compared_with_first_epochs_for_their_spread(stored):
         cells.append(change(data, cell={"cell_id": f"c{repeat}", "repeat": repeat}))
     _, checks = judge(cells, [row for c in cells for row in make_epoch_rows(c)], Tolerances())
     assert [check.actual for check in checks if check.rule == "spread"] == ["0.0 % over 2"] * 4
-
-
-def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
-    assert judged(stored(readings=[]))[1]["missed_ticks"] == "fail"
-    other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
-    assert judged(stored(readings=other))[1]["missed_ticks"] == "fail"
 
 
 @pytest.mark.parametrize(("offset", "verdict"), [(None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass")])

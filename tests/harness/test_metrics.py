@@ -49,11 +49,6 @@ def test_the_time_to_make_the_loader_is_counted_on_the_first_epoch_alone(stored)
     assert [row.setup_s for row in make_epoch_rows(with_epochs(data, (2, data.batches[1])))] == [0.25, None]
 
 
-def test_the_set_up_of_several_ranks_is_that_of_the_slowest(stored):
-    slower = stored().events[0] | {"event": "rank.loader_made", "rank": 1, "duration_ns": S}
-    assert make_epoch_rows(with_events(stored(), more=[slower]))[0].setup_s == 1.0
-
-
 def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(stored):
     rows = [seen(-1, pss_bytes=900, rss_bytes=900), seen(1, pss_bytes=500, rss_bytes=600), seen(2, rss_bytes=700)]
     data = replace(stored(), resources=rows)
@@ -114,32 +109,23 @@ def test_cpu_time_is_split_into_user_mode_and_kernel_over_all_ranks(stored):
 
 
 @pytest.mark.parametrize(
-    ("cell", "found"),
+    ("read", "drops", "cell", "found"),
     [
-        ({"caches": "vm.drop_caches"}, (6000, 2.0)),
-        ({"caches": ""}, (6000, None)),
-        ({"caches": "vm.drop_caches", "reads": "once"}, (6000, None)),
+        (6000, 0, {"caches": "vm.drop_caches"}, (6000, 2.0)),
+        (6000, 0, {"caches": ""}, (6000, None)),
+        (6000, 0, {"caches": "vm.drop_caches", "reads": "once"}, (6000, None)),
+        (6000, 1, {"caches": "fadvise"}, (6000, None)),
+        (0, 0, {"caches": "vm.drop_caches"}, (0, None)),
     ],
 )
-def test_read_amplification_is_what_disks_read_over_the_samples_bytes(stored, cell, found):
-    data = change(with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 6100}), cell=cell)
+def test_read_amplification_is_what_disks_read_over_the_samples_bytes_where_caches_were_cold(
+    stored, read, drops, cell, found
+):
+    start = {"cell_read_bytes": 100, "cache_drops": 7}
+    data = with_events(stored(), start, {"cell_read_bytes": 100 + read, "cache_drops": 7 + drops})
     assert data.count_bytes(1) == 3000
-    (metrics,) = make_epoch_metrics(data)
+    (metrics,) = make_epoch_metrics(change(data, cell=cell))
     assert (metrics.storage_read_bytes, metrics.read_amplification) == found
-
-
-def test_caches_that_another_program_drops_leave_the_amplification_unknown(stored):
-    start, end = {"cell_read_bytes": 100, "cache_drops": 7}, {"cell_read_bytes": 6100, "cache_drops": 8}
-    (metrics,) = make_epoch_metrics(change(with_events(stored(), start, end), cell={"caches": "fadvise"}))
-    assert (metrics.storage_read_bytes, metrics.read_amplification) == (6000, None)
-
-
-def test_disks_that_show_no_reads_leave_the_amplification_unknown(stored):
-    data = change(
-        with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 100}), cell={"caches": "vm.drop_caches"}
-    )
-    (metrics,) = make_epoch_metrics(data)
-    assert (metrics.storage_read_bytes, metrics.read_amplification) == (0, None)
 
 
 @pytest.mark.parametrize(("kind", "read"), [("remote", 6000), ("half", 7000), ("local", 7000)])

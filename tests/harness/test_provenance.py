@@ -70,11 +70,6 @@ def test_the_link_the_mount_and_the_sensors_count():
     ]
 
 
-def test_thread_variables_are_recorded(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert describe_machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"
-
-
 def test_a_loader_of_one_s_own_is_source_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     own = tmp_path / "my_own_loader.py"
