@@ -37,7 +37,7 @@ _BLOCK: Final = 4096
 _EDGE: Final = 1e-9
 """Probability at which distributions are cut off."""
 _TYPICAL: Final = 1000
-"""Samples from whose mean size that of more is estimated."""
+"""Samples by which the mean size of a larger set is estimated."""
 
 
 @dataclass(frozen=True)

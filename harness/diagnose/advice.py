@@ -1,6 +1,6 @@
 """What to change, by what limits the accelerator and by the stage that takes longest; pure.
 
-The remedies by stage are those of the textbook's sections 1, 3 and 5, in the words of this project's keys.
+The remedies by stage are from the textbook's sections 1, 3 and 5, in the words of this project's keys.
 """
 
 from __future__ import annotations

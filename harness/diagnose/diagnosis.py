@@ -98,7 +98,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that a diagnosis measured; what it concludes is computed from it."""
+    """Everything that a diagnosis measured. Its conclusions are computed from this alone."""
 
     subject: Subject
     machine: Machine

@@ -58,7 +58,7 @@ def time_stages(
     """Time the stages, as training meets them from its second epoch on.
 
     Args:
-        pipeline: what is timed.
+        pipeline: its stages are timed.
         samples: the dataset.
         batch_size: samples of a batch.
         seed: of the order of samples, and of augmentation.

@@ -70,7 +70,7 @@ class Rig:
     """Processors that this process may use."""
 
     def make(self, workers: int, batches: int) -> Loader:
-        """Return a loader of `workers` whose epoch has at least so many batches, samples being repeated for that."""
+        """Return a loader of `workers` with an epoch of at least `batches`, for which samples are repeated."""
         loader: Loader = instantiate(
             self.loader.target,
             {

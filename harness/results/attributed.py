@@ -1,4 +1,4 @@
-"""What the joules of an epoch were for: what the CPU worked for, and waiting for batches; pure."""
+"""Attributes the joules of an epoch: to the parts of a run by their CPU time, and to waiting for batches; pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from harness.results.cells import CellRecord
 from harness.results.edges import measure_growth, sum_over_ranks
 
 PARTS: Final = ("loader", "daemon", "mount", "link", "monitor", "other")
-"""What CPU joules are divided among: the cell with its workers, the daemons, what serves the mount, the delay line, the
-energy agent, and the rest: the harness, the kernel and other programs."""
+"""CPU joules are divided among these: the cell with its workers, the daemons, the servers of the mount, the delay line,
+the energy agent, and the rest: the harness, the kernel and other programs."""
 Parts: TypeAlias = dict[str, float | None]
 """Joules by part; None is unknown."""
 _COUNTERS: Final = {"daemon": "daemon_cpu_s", "mount": "mount_cpu_s", "link": "link_cpu_s", "monitor": "monitor_cpu_s"}
@@ -26,7 +26,7 @@ EMULATED: Final = "compute"
 
 
 def leave_busy_baselines_out(cell: CellRecord, max_idle_util: float) -> CellRecord:
-    """Return a cell without the baselines of hosts whose processors were busier than that meanwhile, 0 to 1."""
+    """Return a cell without the baselines during which a host's processors were busier than `max_idle_util`, 0 to 1."""
 
     def is_busy(util: float | None) -> bool:
         return util is not None and util > max_idle_util
@@ -38,7 +38,7 @@ def leave_busy_baselines_out(cell: CellRecord, max_idle_util: float) -> CellReco
 
 
 def make_emulated_idle(accelerator: AcceleratorRecord, devices: Iterable[str]) -> list[Baseline]:
-    """Return what emulated boards draw idle, as published."""
+    """Return the published idle power of emulated boards."""
     if accelerator.idle_w is None:
         return []
     return [Baseline(EMULATED, one, "gpu", "estimate", 0, 0, accelerator.idle_w, None) for one in devices]
@@ -76,10 +76,10 @@ def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, fl
 def count_cpu_s(
     events: Iterable[CellEvent], start: CellEvent, end: CellEvent
 ) -> tuple[float, Mapping[str, float | None]]:
-    """Return the CPU seconds of one machine in an epoch, and those by part. `events` are those of all ranks on it.
+    """Return the CPU seconds of one machine in an epoch, in all and by part. `events` are from all of its ranks.
 
-    The whole is the time in which the processors were not idle. The kernel times that, as it times the run of each
-    process. It may only sample which processor is busy at its ticks, and miss what runs between them.
+    The whole is the time in which the processors were not idle. The kernel measures this time as exactly as the time of
+    each process. Its counter of busy time may only be sampled at ticks, and then misses work between them.
     """
     steal_s = end.get("cpu_steal_s", 0.0) - start.get("cpu_steal_s", 0.0)
     whole_s = end["cpu_busy_s"] - start["cpu_busy_s"] - steal_s
@@ -91,13 +91,13 @@ def count_cpu_s(
 
 
 def compute_cpu_excess(whole_s: float, used_s: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return the CPU seconds of the parts of a host, and by how many they exceed those of its processors."""
+    """Return the CPU seconds of a host's parts, and by how many they exceed the CPU seconds of its processors."""
     parts_s = sum(value for name, value in used_s.items() if value is not None and name in PARTS)
     return parts_s, parts_s - whole_s
 
 
 def add_parts(hosts: Sequence[Parts]) -> Parts:
-    """Return the sum over hosts; all None where those of a host are unknown."""
+    """Return the sum over hosts; all None where the parts of a host are unknown."""
     if any(parts["other"] is None for parts in hosts):
         return dict.fromkeys(PARTS)
     known = {name: [value for parts in hosts if (value := parts[name]) is not None] for name in PARTS}
@@ -111,7 +111,7 @@ def measure_stalled_joules(
     wait_s: npt.NDArray[np.float64],
     step_s: npt.NDArray[np.float64],
 ) -> float | None:
-    """Return what a host's boards used while the step waited for batches; None where they are not measured.
+    """Return the joules of a host's boards while the step waited for batches; None where they are not measured.
 
     Args:
         energy: the host's energy in the epoch.

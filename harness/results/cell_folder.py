@@ -70,8 +70,8 @@ class EpochBatches:
     def compute_s(self) -> npt.NDArray[np.float64]:
         """Time in which the accelerator computes in every step, without the synchronisation with other ranks.
 
-        The time of an emulated step is nominal. Its sleep ends later where the loader's threads take the CPUs, and the
-        accelerator does not compute meanwhile.
+        The time of an emulated step is nominal. Its sleep ends later where the loader's threads use the CPUs, and the
+        emulated accelerator does not compute until then.
         """
         if self.nominal_s is not None:
             return self.nominal_s

@@ -94,7 +94,7 @@ class EnergyRecord:
     idle: Sequence[Baseline] = ()
     """What each series drew before the first cell of the session. Empty where no baseline was taken."""
     idle_cpu_util: float | None = None
-    """Utilisation of the host's processors meanwhile, 0 to 1."""
+    """Utilisation of the host's processors while the baseline was taken, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class HostClock:
     source: str
     """chrony, kernel, an exchange over SSH, or one clock."""
     offset_ms: float
-    """Its UTC minus that of the lead."""
+    """Its UTC minus the lead's UTC."""
     error_ms: float
     """Bound of the offset's error."""
 

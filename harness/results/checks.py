@@ -49,7 +49,7 @@ FEW = 64
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
 MOST_EXCESS = 0.03
-"""Share of a host's CPU seconds by which those of the run's processes there may exceed them."""
+"""Share of a host's CPU seconds by which the CPU seconds of the run's processes there may exceed them."""
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
@@ -65,7 +65,7 @@ class Check:
     expected: str
     actual: str
     verdict: str
-    """pass, warn, fail, unknown when what it needs was not measured, or not applicable."""
+    """pass, warn, fail, unknown (something that it needs was not measured) or not applicable."""
 
 
 def judge(
@@ -146,8 +146,7 @@ def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
     for host in epoch.data.cell.hosts:
         yield _check_ticks(epoch, host)
         yield _check_host_clock(epoch, host)
-    yield _check_sensors(epoch)
-    yield _check_agent(epoch)
+    yield from _check_energy(epoch)
     yield _check_clock(epoch)
     yield _check_alone(epoch)
     yield _check_cpu_parts(epoch)
@@ -349,24 +348,21 @@ def _check_host_clock(epoch: _JudgedEpoch, host: HostRecord) -> Check:
     return epoch.check("clock_offset", expected, "; ".join([*set_since, actual]), fine, host.host)
 
 
-def _check_sensors(epoch: _JudgedEpoch) -> Check:
-    """Warn of what leaves the row's joules unknown. Its times are right all the same."""
-    energy = epoch.data.cell.energy
+def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Warn of lost sensors and of an agent that died. They spoil the row's joules, and leave its times as they are."""
+    energy, events = epoch.data.cell.energy, epoch.list_energy_events()
     unread = [f"not readable: {one.device} {one.domain} ({one.reason})" for one in energy.unreadable]
-    unread += [f"lost: {event.message}" for event in epoch.list_energy_events() if event.kind == "sensor-lost"]
-    expected = "every part of the host that was found is read, or else its domain and the total are unknown"
-    if not unread and not energy.series:
-        return epoch.check("sensors", expected, NO_SENSOR, NOT_APPLICABLE)
-    return epoch.warn("sensors", expected, "; ".join(unread), "none unreadable")
-
-
-def _check_agent(epoch: _JudgedEpoch) -> Check:
-    """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
-    expected = "the energy agent samples throughout"
-    died = [event.message for event in epoch.list_energy_events() if event.kind in ("agent-died", "agent-back")]
-    if not died and not epoch.data.cell.energy.series:
-        return epoch.check("energy_agent", expected, NO_SENSOR, NOT_APPLICABLE)
-    return epoch.warn("energy_agent", expected, "; ".join(died), "it did")
+    unread += [f"lost: {event.message}" for event in events if event.kind == "sensor-lost"]
+    died = [event.message for event in events if event.kind in ("agent-died", "agent-back")]
+    every = "every part of the host that was found is read, or else its domain and the total are unknown"
+    for rule, expected, found, otherwise in (
+        ("sensors", every, unread, "none unreadable"),
+        ("energy_agent", "the energy agent samples throughout", died, "it did"),
+    ):
+        if not found and not energy.series:
+            yield epoch.check(rule, expected, NO_SENSOR, NOT_APPLICABLE)
+        else:
+            yield epoch.warn(rule, expected, "; ".join(found), otherwise)
 
 
 def _check_clock(epoch: _JudgedEpoch) -> Check:

@@ -1,6 +1,6 @@
 """What the events of a cell say of an epoch: when it began and ended, the work before it, and the CPU of others; pure.
 
-The events of rank 0 are those of the cell. The events of the other ranks begin with `rank.`.
+The cell's own events are from rank 0. The kinds of events from other ranks begin with `rank.`.
 """
 
 from __future__ import annotations

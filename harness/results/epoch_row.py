@@ -65,20 +65,20 @@ class EpochRow:
     energy_error_j: float | None
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
     net_j: float | None = None
-    """`total_j` without what the hosts draw idle; may be negative. None without a baseline of each part."""
+    """`total_j` without the idle joules of the hosts; may be negative. None without a baseline of each part."""
     j_per_gb: float | None = None
     """`total_j` per 10^9 bytes of the samples. None where joules are unknown."""
     j_per_sample: float | None = None
     stalled_j: float | None = None
     """Joules of the accelerator while the step waited for batches. None where no board is measured or emulated."""
     cpu_net_j: float | None = None
-    """`cpu_j` without what the CPUs draw idle; may be negative. None without a baseline, as `idle_j`."""
+    """`cpu_j` without the idle joules of the CPUs; may be negative. None without a baseline, as is `idle_j`."""
     idle_j: float | None = None
-    """What the CPUs draw idle: `cpu_j` is `cpu_net_j` and this."""
+    """Idle joules of the CPUs: `cpu_j` is the sum of `cpu_net_j` and `idle_j`."""
     loader_j: float | None = None
-    """CPU joules of the cell and its workers, by CPU time; the following five are those of others. The six add up to
-    `cpu_net_j`, and to `cpu_j` where no baseline was taken. All are None where the host was not idle meanwhile, and one
-    is None for what has no process of its own."""
+    """CPU joules of the cell and its workers, by CPU time. This and the following five add up to `cpu_net_j`, and to
+    `cpu_j` where no baseline was taken. All six are None where the host was not idle during its baseline. One is None
+    where the part has no process of its own."""
     daemon_j: float | None = None
     mount_j: float | None = None
     link_j: float | None = None
@@ -128,7 +128,7 @@ class RankRow:
     address: str
     """Of its node on the data network."""
     duration_s: float
-    """From the epoch's start to the end of the rank's own last step; the epoch is that of the slowest rank."""
+    """From the epoch's start to the end of the rank's own last step. The epoch lasts as long as its slowest rank."""
     samples: int
     bytes: int
     steps: int
@@ -139,7 +139,7 @@ class RankRow:
     sync_s: float | None
     """Time after its own gradients until those of all ranks were there; None where no gradients are synchronised."""
     ranks_wait_s: float | None
-    """The part of it in which the rank waited for slower ones: what it waited longer than the last one of each step."""
+    """The part of `sync_s` beyond the synchronisation time of each step's last rank: the wait for slower ranks."""
     au: float | None
     rx_bytes: int | None
     """On the data interface of its node, of all ranks there; None for local data."""

@@ -68,7 +68,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 def read_versioned(path: Path, kind: type[T], version: int, remedy: str) -> T:
     """Return a JSON file as `read_json` does.
 
-    Raises ResultsError, too, for a file whose `format` is another one than `version`.
+    Raises ResultsError, too, for a file with another `format` than `version`.
     """
     found = read_json(path, dict[str, object], remedy).get("format")
     if found != version:

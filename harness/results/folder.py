@@ -30,7 +30,7 @@ FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """plan.json: the cells of a run, and what a resumed run must have in common with it."""
 
     format: int = FORMAT
@@ -197,9 +197,9 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def read_plan(self) -> Plan:
+    def read_plan(self) -> RunPlan:
         """Return plan.json. Raises ResultsError when it is damaged, or of another version of joulefeed."""
-        return read_versioned(self.plan, Plan, FORMAT, NEW_RUN)
+        return read_versioned(self.plan, RunPlan, FORMAT, NEW_RUN)
 
     def read_config(self) -> DictConfig:
         """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""
@@ -257,7 +257,7 @@ class RunFolder:
         return found
 
     def name_provenance(self) -> Path:
-        """Return the path of this session's provenance. A resumed run keeps that of each session."""
+        """Return the path of this session's provenance. A resumed run keeps the provenance of each session."""
         n, path = 1, self.provenance
         # A lost file is not replaced: its cells would pass for measured in this session.
         used = set(self.find_sessions(cell.name for cell in self.cells.iterdir()).values())

@@ -34,7 +34,7 @@ from harness.results.epoch_row import DOMAINS, EpochRow, RankRow
 def make_epoch_rows(data: CellData, max_idle_util: float = 1.0) -> list[EpochRow]:
     """Return a row for every epoch that began and ended.
 
-    A baseline counts only where processors were not busier than `max_idle_util` meanwhile, 0 to 1; by default always.
+    A baseline counts only where processors were not busier than `max_idle_util` (0 to 1) then; by default always.
     """
     net = has_baseline(data.cell)
     data = replace(data, cell=leave_busy_baselines_out(data.cell, max_idle_util))
@@ -172,7 +172,7 @@ def _measure_host(
 
 
 def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[Component]:
-    """Return the joules of all hosts by domain, and in total; unknown where those of a host are."""
+    """Return the joules of all hosts by domain and in total; unknown where a host's joules are unknown."""
     if not others:
         return list(lead.components)
     nodes = [lead, *others]
@@ -204,7 +204,7 @@ def _make_channels(node: str, series: Sequence[SensorRecord], unreadable: Sequen
 def _estimate_published_energy(
     accelerator: AcceleratorRecord, batches: EpochBatches, duration_s: float
 ) -> list[Energy]:
-    # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
+    # An emulated board draws nothing here. Its energy is an estimate from its published power.
     if accelerator.busy_w is None or accelerator.idle_w is None:
         return []
     return [

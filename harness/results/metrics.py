@@ -89,7 +89,7 @@ class EpochMetrics:
     early_cpu_s: float | None
     """CPU seconds of the cell and its workers after set-up, or after the epoch before, until the epoch's start."""
     early_rx_bytes: int | None
-    """Bytes received on the data interface meanwhile, of several ranks by the node that received most."""
+    """Bytes received on the data interface in this time, of several ranks by the node that received most."""
     storage_read_bytes: int | None
     """Read from disks where the samples are stored: on one machine by the processes that read samples or serve them, on
     other hosts by all programs. None where it is not counted."""
@@ -97,7 +97,7 @@ class EpochMetrics:
     """`storage_read_bytes` over the bytes of the samples that came from there.
 
     None where nothing was read from a disk that the kernel counts, where caches were not dropped before the epoch, or
-    where another program dropped them meanwhile, so that samples were read again."""
+    where another program dropped them within the epoch, so that samples were read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class LinkPings:
     sent: int
     lost: int
     held_ms: tuple[float, ...]
-    """For each answer: how much longer it took than the round trip, the jitter, and what the link carried meanwhile at
-    its rate explain."""
+    """For each answer: how much longer it took than the round trip, the jitter, and the bytes that the link carried
+    before it explain."""
     pause_ms: float | None
     """The delay line's own longest pause; None for a link that the kernel makes."""
 

@@ -76,7 +76,7 @@ def _make_field(value: object, source: str) -> Field:
 def describe_machine(targets: Iterable[str]) -> Provenance:
     """Return the sections that are known before anything starts: host, packages, source, environment, installed.
 
-    `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
+    `targets` are the import paths of an experiment's classes. Their files count as source, in whatever folder.
     """
     versions = {one.name: one.version for one in metadata.distributions() if one.name}
     installed = {name: versions[name] for name in sorted(versions, key=str.lower)}
@@ -171,7 +171,7 @@ def list_packages() -> dict[str, Field]:
 
 
 def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
-    """Return a checksum of the code, that of `targets` (import paths of classes) included.
+    """Return a checksum of the code, with the code of `targets` (import paths of classes).
 
     Of a checkout also its commit and whether it was changed.
     """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 STAGES: Final = ("read", "preprocess", "train")
-"""Of EMLIO's figure 1, each of which contains those before it."""
+"""Stages of EMLIO's figure 1. Each contains the stages before it."""
 _MIN_SIZE: Final = 32
 """The networks halve their input five times."""
 _VGG_BLOCKS: Final = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))

@@ -19,7 +19,7 @@ from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow, make_schema, write_rows
 from harness.results.files import parse_value, write_json
-from harness.results.folder import LedgerEntry, Plan, RunFolder
+from harness.results.folder import LedgerEntry, RunFolder, RunPlan
 from harness.results.metrics import EpochMetrics
 
 REGIMES = {
@@ -254,7 +254,7 @@ class FolderBuilder:
             )
             for cell in self.cells.values()
         ]
-        write_json(run.plan, Plan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
+        write_json(run.plan, RunPlan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
         write_json(run.provenance, PROVENANCE)
         write_json(run.checks, [asdict(Check(**check)) for check in self.checks])
         run.ledger.write_text("".join(json.dumps(asdict(LedgerEntry(**event))) + "\n" for event in self.events))
@@ -374,7 +374,7 @@ class SweepBuilder:
         self.folder.mkdir(parents=True)
         run = RunFolder(self.folder)
         write_config(run, self.config)
-        write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": cells}))
+        write_json(run.plan, parse_value(RunPlan, {"run_id": "5f0c9a1e", "cells": cells}))
         write_rows([EpochRow(**row) for row in self.rows], EpochRow, run.epochs_parquet, run.epochs_csv)
         metrics = [EpochMetrics(**metric) for metric in self.metrics]
         write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)

@@ -23,7 +23,7 @@ from harness.report.claims.verdict import evaluate
 from harness.results.cells import CellRecord
 from harness.results.epoch_row import EpochRow, write_rows
 from harness.results.files import parse_value, write_json
-from harness.results.folder import Plan, RunFolder
+from harness.results.folder import RunFolder, RunPlan
 from harness.results.metrics import EpochMetrics
 from harness.results.reader import read_results
 from tests.report.conftest import hash_of, write_config
@@ -104,7 +104,7 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
             _make(EpochMetrics, {**about, **stored, "epoch": row.epoch, "ranks": row.labels.get("ranks") or 1})
         )
         cells.setdefault(about["cell_id"], (about, []))[1].append(row)
-    write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": [about for about, _ in cells.values()]}))
+    write_json(run.plan, parse_value(RunPlan, {"run_id": "5f0c9a1e", "cells": [about for about, _ in cells.values()]}))
     write_rows(epochs, EpochRow, run.epochs_parquet, run.epochs_csv)
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
     for about, own in cells.values():
