@@ -84,8 +84,8 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
     time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
     the user assumes in place of a published one. The weights are drawn with `seed`. `synchronised` is whether the
-    process is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator takes
-    its batches, and an emulated one idles. Raises as choose_kind does.
+    process is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator
+    takes its batches, and an emulated one idles. Raises as choose_kind does.
     """
     kind, trains = choose_kind(accelerator, workload.name), getattr(workload, "trains", True)
     if kind == "emulated":
