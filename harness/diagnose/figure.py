@@ -18,6 +18,8 @@ _COLOURS: Final = dict(zip(KINDS, ("#3b78b8", "#c2703d", "#e0a32e", "#7a6bb0", "
 _COMPUTE: Final = "#2f9e8a"
 _ROOM_FOR_NAME: Final = 0.08
 """Share of the axis that a stage must take for its name to stand inside its bar."""
+_LOW: Final = 12
+"""Utilisation in per cent below which its number stands above the point, for the axis is below it."""
 _write = partial(write_note, coordinates="data")
 
 
@@ -75,7 +77,8 @@ def _draw_utilisation(axes: Axes, diagnosis: Diagnosis, verdict: Verdict) -> Non
     measured = [100 * point.utilisation for point in points]
     axes.plot(measured, color=INK, marker="o", markersize=5.5, label="measured")
     for place, value in enumerate(measured):
-        _write(axes, percent(value / 100), (place, value), (0, 6), ha="center", fontsize=8.5, color=INK)
+        offset = (0, -14 if value > _LOW else 6)
+        _write(axes, percent(value / 100), (place, value), offset, ha="center", fontsize=8.5, color=INK)
     marks = {verdict.expected: "⌈t_load / t_compute⌉"} | {verdict.knee: "knee"}
     if verdict.expected == verdict.knee:
         marks = {verdict.knee: "knee = ⌈t_load / t_compute⌉"}

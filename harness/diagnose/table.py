@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from harness.diagnose.advice import format_ms
@@ -31,8 +30,8 @@ def print_diagnosis(diagnosis: Diagnosis, verdict: Verdict, console: Console) ->
         console.print()
         if heading:
             console.print(Text(f"{heading}\n", "bold"))
-        for line in lines:
-            console.print(Padding(Text(f"{mark} {line}"), (0, 0, 0, 2)))
+        columns = [Column("", left=True), Column("", left=True, wraps=True)]
+        print_table(Table(columns, [[f"  {mark}", line] for line in lines]), console)
 
 
 def _describe_subject(diagnosis: Diagnosis) -> Text:
