@@ -1,15 +1,10 @@
 """Whole diagnoses of a few small images, as a user starts them."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.diagnose.cli import main
@@ -53,28 +48,6 @@ def test_a_diagnosis_measures_shows_and_stores(command, tmp_path):
     svg = " ".join(ET.parse(folder / "diagnose.svg").getroot().itertext())
     for words in ("emulated A100", "t_compute", "textbook's model", "measured"):
         assert words in svg
-
-
-def test_ctrl_c_leaves_nothing(command, tmp_path, shared_memory_left):
-    shm = set(Path("/dev/shm").iterdir())
-    process = subprocess.Popen([*command, "diagnose.budget_s=60"], stderr=subprocess.PIPE, text=True)
-    try:
-        while "training with 1 worker" not in (line := process.stderr.readline()):
-            assert line, "it ended before it was interrupted"
-        deadline = time.monotonic() + 30
-        while not psutil.Process(process.pid).children() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        workers = psutil.Process(process.pid).children(recursive=True)
-        os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert workers
-    assert process.returncode == 128 + signal.SIGINT
-    assert said.endswith("interrupted by signal 2\n")
-    assert not (tmp_path / "results").exists()
-    assert not psutil.wait_procs(workers, timeout=5)[1]
-    assert not shared_memory_left(shm)
 
 
 def test_what_is_asked_for_wrongly_is_refused_in_one_line(capsys):

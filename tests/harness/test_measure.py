@@ -66,24 +66,22 @@ def test_an_emulated_step_computes_for_its_nominal_time_however_late_its_sleep_e
     assert row.au == pytest.approx(1.0 / 2.5)
 
 
+SERIES = [{"device": f"package-{n}", "domain": "cpu", "source": "rapl-powercap"} for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [{"series": SERIES}, {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}],
+    ids=["lost", "never read"],
+)
+def test_a_part_without_readings_leaves_its_domain_and_the_total_unknown(energy, stored):
+    (row,) = make_epoch_rows(change(stored(), cell={"energy": energy}))
+    assert row.cpu_j is row.total_j is row.energy_error_j is None
+
+
 def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
     (row,) = make_epoch_rows(stored(readings=readings()[:20]))
     assert row.cpu_j is None
-
-
-def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
-    series = [
-        {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
-        {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
-    ]
-    (row,) = make_epoch_rows(change(stored(), cell={"energy": {"series": series}}))
-    assert row.cpu_j is row.total_j is row.energy_error_j is None
-
-
-def test_a_part_that_was_never_read_leaves_its_domain_and_the_total_unknown(stored):
-    energy = {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
-    (row,) = make_epoch_rows(change(stored(), cell={"energy": energy}))
-    assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):
