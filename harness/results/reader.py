@@ -37,7 +37,6 @@ class Results:
     """Provenance of each session of the run, by file, the first session first."""
     started_utc: str
     """The first instant of the ledger. Empty when nothing started."""
-    ended_utc: str
 
     @property
     def name(self) -> str:
@@ -124,7 +123,6 @@ def read_results(folder: Path) -> Results:
     rows = read_rows(paths.epochs_parquet, EpochRow)
     checks = read_json(paths.checks, tuple[Check, ...], COLLECT) if paths.checks.exists() else ()
     _check_names(paths, experiment, plan.cells, rows)
-    instants = [entry.t_utc for entry in ledger if entry.t_utc]
     return Results(
         folder=folder,
         experiment=experiment,
@@ -134,8 +132,7 @@ def read_results(folder: Path) -> Results:
         checks=checks,
         preparations=read_preparations(folder),
         sessions=paths.read_sessions(),
-        started_utc=min(instants, default=""),
-        ended_utc=max(instants, default=""),
+        started_utc=min((entry.t_utc for entry in ledger if entry.t_utc), default=""),
     )
 
 
