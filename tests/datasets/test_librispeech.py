@@ -1,6 +1,7 @@
 import io
 import json
 import re
+import stat
 
 import numpy as np
 import pytest
@@ -198,3 +199,17 @@ def test_a_root_without_speech_is_named(tmp_path):
         opened(tmp_path / "empty", tmp_path)
     with pytest.raises(DatasetError, match="SPEAKER/CHAPTER"):
         opened(tmp_path / "absent", tmp_path)
+
+
+def test_an_unreadable_recording_is_named_and_judged_anew(corpus, tmp_path, unprivileged):
+    for parent in corpus.parents:
+        if not stat.S_IMODE(parent.stat().st_mode) & stat.S_IXOTH:
+            parent.chmod(0o755)
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    recording, _ = first_of(corpus)
+    recording.chmod(0)
+    with unprivileged(), pytest.raises(DatasetError, match=recording.name):
+        opened(corpus, tmp_path)
+    recording.chmod(0o644)
+    assert len(opened(corpus, tmp_path).samples) == 6

@@ -466,3 +466,16 @@ def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_
     (found,) = [check for check in checks if check.rule == "paths"]
     assert found.verdict == verdict
     assert told in found.actual
+
+
+def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
+    epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
+    valid, rules = judged(remote(epochs=epochs))
+    assert rules["link_pause"] == "fail"
+    assert "15000 ms" in valid and "200 ms" in valid
+
+
+def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
+    assert judged(stored(readings=[]))[1]["missed_ticks"] == "fail"
+    other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
+    assert judged(stored(readings=other))[1]["missed_ticks"] == "fail"

@@ -111,3 +111,8 @@ def test_nothing_is_written_into_the_users_repository(tmp_path, monkeypatch):
     before = (tmp_path / ".git" / "index").read_bytes()
     assert describe_source()["changed"]["value"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before
+
+
+def test_thread_variables_are_recorded(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert describe_machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"

@@ -119,3 +119,7 @@ def test_a_torn_last_line_is_skipped_and_the_next_entry_is_whole(tmp_path):
         file.write('{"t_utc": "2026-')
     ledger.append("done", "a")
     assert [e.event for e in ledger.read_entries()] == ["started", "done"]
+
+
+def test_no_ledger_has_no_entries(tmp_path):
+    assert Ledger(tmp_path / "absent").read_entries() == []

@@ -198,3 +198,14 @@ def test_a_cuda_step_is_done_when_it_returns():
 def test_an_impossible_workload_is_refused_by_its_key(key, value):
     with pytest.raises(ConfigError, match=rf"resnet50\.{key}={value!r}"):
         ResNet50(**{"batch_size": 2, key: value})
+
+
+@GPU
+@pytest.mark.gpu
+def test_auto_takes_the_gpu_where_there_is_one():
+    assert choose_kind({"kind": "auto"}, "resnet50") == "cuda"
+
+
+def test_a_published_step_of_volumes_is_of_voxels():
+    small = UNet3D(crop_size=32, widths=(8, 16))
+    assert make_step(small, {"kind": "emulated"}, seed=0).label == "emulated: A100 at 128 voxels"

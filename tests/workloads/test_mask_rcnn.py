@@ -119,3 +119,14 @@ def test_a_box_without_an_area_is_refused_before_the_model_sees_it():
 def test_an_impossible_workload_is_refused_by_its_key(key, value):
     with pytest.raises(ConfigError, match=rf"mask_rcnn\.{key}="):
         MaskRCNN(**{"batch_size": 2, "min_size": 64, key: value})
+
+
+def test_the_model_takes_pictures_as_they_come_without_another_resize_or_normalisation():
+    model = TINY.model().train()
+    seen = []
+    model.backbone.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    batch = TINY.example()
+    TINY.loss(model, batch)
+    height, width = batch.extra["sizes"][0].tolist()
+    assert torch.equal(seen[0][:, :, :height, :width], batch.data)
+    assert not seen[0][:, :, height:].any()

@@ -12,7 +12,7 @@ from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import CellError, ConfigError
 from harness.workloads import make_step
 from harness.workloads.rnnt import RNNT
-from harness.workloads.transducer import rnnt_loss
+from harness.workloads.transducer import Transducer, rnnt_loss
 from loaders import PyTorchLoader
 from loaders.base import Batch
 
@@ -223,3 +223,17 @@ def test_a_value_that_cannot_be_is_refused_by_its_key(key, value):
 def test_a_heavy_step_that_includes_a_longer_light_one_is_refused():
     with pytest.raises(ConfigError, match=r"heavy_s=0\.3: .*light_s=0\.5"):
         RNNT(light_s=0.5, heavy_s=0.3, heavy_includes_light=True)
+
+
+def test_forget_gates_begin_open():
+    model = Transducer(features=4, symbols=5, encoder_size=3, predictor_size=3, joint_size=3)
+    both = model.first.bias_ih_l1 + model.first.bias_hh_l1
+    assert both[3:6].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_time_scale_and_the_share_of_heavy_samples_are_those_of_the_config():
+    workload = RNNT(light_s=0.5, heavy_s=3.0, heavy_share=0.25, time_scale=0.01, passing="spin")
+    light, heavy = workload.transform.transforms[-2:]
+    assert (light.passing, heavy.passing) == ("spin", "spin")
+    # In the words of section 2.2, HeavyStep comes on top.
+    assert [light.seconds_for(k) + heavy.seconds_for(k) for k in range(4)] == pytest.approx([0.005] * 3 + [0.035])

@@ -11,6 +11,7 @@ from harness.workloads.unet import dice_and_cross_entropy
 from harness.workloads.unet3d import UNet3D
 from loaders import Batch, PyTorchLoader
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 TINY = UNet3D(batch_size=3, crop_size=16, widths=(6, 12))
 
 
@@ -93,3 +94,18 @@ def test_the_workload_is_data():
     made = UNet3D(widths=[8, 16], crop_size=32)
     assert pickle.loads(pickle.dumps(made)) == UNet3D(widths=(8, 16), crop_size=32)
     assert (made.batch_size, made.input_size, made.transform.crop.edge) == (3, 32, 32)
+
+
+def test_a_class_that_is_not_there_and_not_predicted_counts_as_found():
+    labels = torch.zeros(1, 1, 4, 4, 4, dtype=torch.uint8)
+    sure = torch.zeros(1, 3, 4, 4, 4)
+    sure[:, 0] = 200
+    assert dice_and_cross_entropy(sure, labels) < 1e-4
+
+
+@GPU
+@pytest.mark.gpu
+def test_a_whole_step_runs_on_a_gpu_in_bfloat16():
+    step = make_step(UNet3D(batch_size=2), {"kind": "cuda"}, seed=0)
+    step.warm_up()
+    assert all(torch.isfinite(loss) for loss in step.losses)
