@@ -26,7 +26,7 @@ from harness.config.specs import EnergySpec, StoreSpec
 from harness.datasets.imagenet_like import ImagenetLike
 from harness.run.energy_agent import EnergyAgent
 from harness.workloads.accelerator import make_step
-from harness.workloads.resnet50 import ResNet50
+from harness.workloads.classification import ResNet50
 from loaders.pytorch import PyTorchLoader
 
 IMAGES = 500

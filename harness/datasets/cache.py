@@ -86,7 +86,7 @@ def _try(lock: int) -> bool:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove the partial folders of `target`, whose lock is held, and those of others that nobody builds now."""
+    """Remove the partial folders of `target`, which this process has locked, and of all targets that nobody builds."""
     for partial in target.parent.glob(".*.partial"):
         name = partial.name[1:].rsplit(".", 2)[0]
         if name == target.name:

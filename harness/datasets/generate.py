@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, only_builder, short_hash, storage_errors
 from harness.datasets.scan import in_threads
+from harness.datasets.worker import Content, Files, make_files, write_file
 from harness.errors import DatasetError
 from harness.system.disk import check_room
 from harness.system.values import check_count, check_name
@@ -29,16 +31,13 @@ if TYPE_CHECKING:  # the processes that make samples import neither
     from loaders.base import Samples
 
 
-Content = bytes | bytearray | memoryview
-"""Bytes of a file, or of a part of it."""
-
 _SLACK: Final = 1.02
 """Factor on the needed bytes: encoded sizes differ a little from the wanted ones."""
 _BLOCK: Final = 4096
 _EDGE: Final = 1e-9
 """Probability at which distributions are cut off."""
 _TYPICAL: Final = 1000
-"""Samples from whose mean size that of more is estimated."""
+"""Samples by which the mean size of a larger set is estimated."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class GeneratedDataset(ABC):
         what = f"checking {self.name}"
         try:
             made: dict[str, object] = json.loads((target / "dataset.json").read_text())
-            files: dict[str, tuple[int, str]] = json.loads((target / "files.json").read_text())
+            files: Files = json.loads((target / "files.json").read_text())
             if made.get("recipe") != asdict(self):
                 return None
             found = in_threads(
@@ -181,25 +180,20 @@ class GeneratedDataset(ABC):
         }
 
     def _make(self, folder: Path, progress: Progress, needed: int) -> None:
-        from harness.datasets.worker import made_by_workers
         from loaders.base import Samples
 
         tree = folder / "tree"
         tree.mkdir()
         sizes = np.zeros(self.samples, np.int64)
-        files: dict[str, tuple[int, str]] = {}
+        files: Files = {}
         what = f"making {self.name}"
         progress(what, 0, self.samples)
-        done = 0
         with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
             described = beside.submit(lambda: (self.paths(), self.labels(), self.columns(), tuple(self.common())))
-            for made in made_by_workers(self, tree, needed):
-                files |= made["files"]
-                sizes[made["id"]] = sum(size for size, _ in made["files"].values())
-                done += 1
-                progress(what, done, self.samples)
-        if done < self.samples:
-            raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} samples are missing; run again")
+            for sample_id, made in make_files(self, tree, needed):
+                files |= made
+                sizes[sample_id] = sum(size for size, _ in made.values())
+                progress(what, sample_id + 1, self.samples)
         paths, labels, columns, common = described.result()
         files |= {path: write_file(tree / path, content) for path, content in common}
         content = short_hash(f"{path} {digest}\n" for path, (_, digest) in sorted(files.items()))
@@ -210,20 +204,6 @@ class GeneratedDataset(ABC):
         (folder / "files.json").write_text(json.dumps(known))
         about = {"recipe": asdict(self), "content_hash": content}
         (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-def write_file(path: Path, content: Content | Iterable[Content]) -> tuple[int, str]:
-    """Write a file and its folders; return its size in bytes and the SHA-256 of its bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size, digest = 0, hashlib.sha256()
-    with path.open("wb", buffering=0) as file:
-        for part in (content,) if isinstance(content, Content) else content:
-            view = memoryview(part).cast("B")
-            digest.update(view)
-            size += len(view)
-            while len(view):  # a single write stops at 2 GiB
-                view = view[file.write(view) :]
-    return size, digest.hexdigest()
 
 
 def quantiles(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
@@ -237,3 +217,14 @@ def quantiles(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
 def normal_deviates(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
     """Draw values of the standard normal distribution in the same way; shape (count,)."""
     return np.array([NormalDist().inv_cdf(q) for q in quantiles(rng, count).tolist()])
+
+
+def draw_log_normal(rng: np.random.Generator, count: int, mean: float, sigma: float) -> npt.NDArray[np.float64]:
+    """Draw values of a log-normal distribution in the same way; `sigma` is the deviation of ln(value)."""
+    values: npt.NDArray[np.float64] = np.exp(math.log(mean) - sigma**2 / 2 + sigma * normal_deviates(rng, count))
+    return values
+
+
+def draw_ratio(rng: np.random.Generator, shares: Mapping[float, float], sigma: float) -> float:
+    """Draw a picture's width / height: one of the usual ones by their shares, and ln(ratio) off by `sigma`."""
+    return float(rng.choice(list(shares), p=list(shares.values()))) * float(rng.lognormal(0.0, sigma))

@@ -10,14 +10,15 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
+from harness.datasets.generate import GeneratedDataset, draw_log_normal, draw_ratio
 from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
+from harness.datasets.worker import Content
 from harness.system.values import check_count, check_number
 
 _BITS_PER_PIXEL: Final = 4.9
 """Of a 500 x 375 JPEG of 115 kB."""
-_SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))
-"""Width / height of pictures, and their shares."""
+_RATIOS: Final = {4 / 3: 0.55, 3 / 4: 0.2, 3 / 2: 0.15, 1.0: 0.06, 16 / 9: 0.04}
+"""Shares of pictures by their width / height."""
 _HUES: Final = 0.618
 """Turns between the hues of neighbouring classes: the golden ratio keeps any number of them apart."""
 
@@ -45,8 +46,8 @@ class ImagenetLike(GeneratedDataset):
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
-        z = normal_deviates(np.random.default_rng([self.seed, 0x51]), count)
-        return np.exp(math.log(self.mean_kb * 1000) - self.sigma**2 / 2 + self.sigma * z).astype(np.int64)
+        rng = np.random.default_rng([self.seed, 0x51])
+        return draw_log_normal(rng, count, self.mean_kb * 1000, self.sigma).astype(np.int64)
 
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the class of every sample, shape (samples,)."""
@@ -67,8 +68,7 @@ class ImagenetLike(GeneratedDataset):
         rng = np.random.default_rng([self.seed, 0x1D, sample_id])
         # A picture of twice the bytes has more pixels and more detail, about the square root of two of each.
         area = mean * 8 / _BITS_PER_PIXEL * math.sqrt(wanted / mean) * float(rng.lognormal(0.0, 0.08))
-        ratios, shares = zip(*_SHAPES, strict=True)
-        ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
+        ratio = draw_ratio(rng, _RATIOS, 0.02)
         texture, x, y = rng.integers(0, 1 << 31, 3).tolist()
         light, hue = int(rng.integers(-40, 41)), self._class(sample_id) * _HUES + float(rng.normal(0.0, 0.03))
         for _ in range(3):
@@ -81,3 +81,14 @@ class ImagenetLike(GeneratedDataset):
 
     def _class(self, sample_id: int) -> int:
         return sample_id * self.classes // self.samples
+
+
+@dataclass(frozen=True)
+class Synthetic(ImagenetLike):
+    """JPEGs that are all of about one size, 2 MB as in EMLIO's figures 7 and 8 (section 5), in one class."""
+
+    sigma: ClassVar[float] = 0.0
+
+    samples: int = 100
+    classes: int = 1
+    mean_kb: float = 2000.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 Judge = Callable[[Path], str | None]
-"""Says of a file what is wrong with it, "cannot be read ..." for what may be right another time."""
+"""Returns why a file is broken. The reason begins with "cannot be read" where the file may be whole another time."""
 
 _VERSION: Final = 1
 """Raised when files are judged in another way, so that no older verdict is kept."""
@@ -170,7 +170,7 @@ class ImageTree(RealTree):
 
 
 def defect(path: Path) -> str | None:
-    """Say what is wrong with an image file, None if nothing is.
+    """Return why an image file is broken; None for a whole one.
 
     A file that ends as its format demands is taken for whole; any other is decoded, which distinguishes one that
     was cut short from one with further bytes after its end.

@@ -1,109 +1,115 @@
-"""The processes that make the samples of a dataset; each takes the next sample when it has made one.
-
-The job of a process is one argument in JSON. The samples that it makes it reads from stdin, a file whose position all
-workers share: no two read the same one. Its results are one JSON line a sample on stdout, a pipe that they share: a
-line is written at once and is shorter than the pipe's atomic unit. A process dies with the one that started it.
-"""
+"""The processes that make the files of a generated dataset; each makes the next samples when it is done with some."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from queue import SimpleQueue
+from typing import Any, Final
 
-import numpy as np
-
-from harness.datasets.generate import GeneratedDataset, write_file
 from harness.errors import DatasetError
 from harness.system.disk import disk_error
+from joulefeed.calls import Answers, call
+from joulefeed.child import Child, ChildError
 
-if TYPE_CHECKING:
-    from joulefeed.child import Child
+Content = bytes | bytearray | memoryview
+"""Bytes of a file, or of a part of it."""
+Files = dict[str, tuple[int, str]]
+"""Size in bytes and SHA-256 of each file, by its path."""
 
-
-_ID: Final = np.dtype("<u8")
-"""How the number of a sample stands on stdin."""
 _MAX_WORKERS: Final = 32
 _MIN_SHARE_BYTES: Final = 100_000
 """Bytes below which starting another process costs more than it saves."""
+_CALL_SAMPLES: Final = 8
+"""Samples that a worker makes at most before it answers."""
+_LIMIT_S: Final = 1800.0
+"""How long a worker may take for them."""
 
 
-def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) -> Iterator[dict[str, Any]]:
-    """Make the files of all samples below `tree`; yield a result for each, in the order in which they are made.
+def make_files(dataset: Any, tree: Path, needed_bytes: int) -> Iterator[tuple[int, Files]]:
+    """Make the files of all samples of a GeneratedDataset below `tree`; yield each sample's id and its files.
 
-    A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DiskError when the
-    disk is full, DatasetError when a process dies.
+    Raises DiskError when the disk is full, DatasetError when a process dies.
     """
-    from joulefeed.child import Child
-
-    cores = len(os.sched_getaffinity(0))
-    count = max(1, min(cores, _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))
+    count = max(1, min(len(os.sched_getaffinity(0)), _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))
     kind = [type(dataset).__module__, type(dataset).__qualname__]
     job = json.dumps({"kind": kind, "recipe": asdict(dataset), "folder": str(tree)})
-    reader, writer = os.pipe()
-    with ExitStack() as stack:
-        lines = stack.enter_context(os.fdopen(reader, "rb"))
-        workers: list[Child] = []
+    argv = [sys.executable, "-m", "harness.datasets.worker", job]
+    step = max(1, min(_CALL_SAMPLES, dataset.samples // (4 * count)))
+    shares = [range(start, min(start + step, dataset.samples)) for start in range(0, dataset.samples, step)]
+    free: SimpleQueue[Child] = SimpleQueue()
+
+    def make(ids: Sequence[int]) -> Any:
+        worker = free.get()
         try:
-            ids = os.memfd_create("sample-ids", os.MFD_CLOEXEC)
-            stack.callback(os.close, ids)
-            os.pwrite(ids, np.arange(dataset.samples, dtype=_ID).tobytes(), 0)
-            for _ in range(count):
-                argv = [sys.executable, "-m", "harness.datasets.worker", job]
-                workers.append(stack.enter_context(Child(argv, stdin=ids, stdout=writer, killed_with_parent=True)))
+            return call(worker, "make", timeout_s=_LIMIT_S, ids=list(ids))
+        except ChildError as error:
+            message = f"process {worker.pid}, which makes {dataset.name}, {error}; is there enough memory? Run again"
+            raise DatasetError(message) from error
         finally:
-            os.close(writer)
-        for line in lines:
-            result = json.loads(line)
-            if "errno" in result:
-                failure = OSError(result["errno"], os.strerror(result["errno"]), result["path"])
-                raise disk_error(failure, {"cache_dir": tree}, needed_bytes)
-            yield result
-            for worker in workers:
-                if worker.process.poll() not in {None, 0}:
-                    raise _died(worker, dataset.name)
+            free.put(worker)
+
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Child(argv, killed_with_parent=True)) for _ in range(count)]
         for worker in workers:
-            if worker.process.wait():
-                raise _died(worker, dataset.name)
+            free.put(worker)
+        pool = ThreadPoolExecutor(count, thread_name_prefix="make-files")
+        try:
+            for ids, answer in zip(shares, pool.map(make, shares), strict=True):
+                if "errno" in answer:
+                    failure = OSError(answer["errno"], os.strerror(answer["errno"]), answer["path"])
+                    raise disk_error(failure, {"cache_dir": tree}, needed_bytes)
+                yield from zip(ids, answer["files"], strict=True)
+        finally:
+            # The threads wait for the answers of workers, which have nothing to save.
+            for worker in workers:
+                worker.signal(signal.SIGKILL)
+            pool.shutdown(cancel_futures=True)
 
 
-def _died(worker: Child, name: str) -> DatasetError:
-    return DatasetError(
-        f"process {worker.pid}, which makes {name}, {worker.describe_end()}; is there enough memory? Run again"
-    )
+def write_file(path: Path, content: Content | Iterable[Content]) -> tuple[int, str]:
+    """Write a file and its folders; return its size in bytes and the SHA-256 of its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size, digest = 0, hashlib.sha256()
+    with path.open("wb", buffering=0) as file:
+        for part in (content,) if isinstance(content, Content) else content:
+            view = memoryview(part).cast("B")
+            digest.update(view)
+            size += len(view)
+            while len(view):  # a single write stops at 2 GiB
+                view = view[file.write(view) :]
+    return size, digest.hexdigest()
 
 
-def main() -> int:
-    """Make samples until none is left; return 1 when a file could not be written."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what ends it has something to say
+def main() -> None:
+    """Make samples for the process that started this one, until it closes stdin."""
     job = json.loads(sys.argv[1])
     module, name = job["kind"]
-    dataset: GeneratedDataset = getattr(importlib.import_module(module), name)(**job["recipe"])
+    dataset = getattr(importlib.import_module(module), name)(**job["recipe"])
     tree = Path(job["folder"])
-    while read := os.read(sys.stdin.fileno(), _ID.itemsize):
-        sample_id = int.from_bytes(read, "little")
-        files = {}
-        for relative, content in dataset.files(sample_id):
-            path = tree / relative
-            try:
-                files[relative] = write_file(path, content)
-            except OSError as error:
-                _say({"errno": error.errno, "path": str(path)})
-                return 1
-        _say({"id": sample_id, "files": files})
-    return 0
 
+    def make(ids: Sequence[int]) -> dict[str, Any]:
+        made: list[Files] = []
+        for sample_id in ids:
+            made.append({})
+            for relative, content in dataset.files(sample_id):
+                try:
+                    made[-1][relative] = write_file(tree / relative, content)
+                except OSError as error:
+                    return {"errno": error.errno, "path": str(tree / relative)}
+        return {"files": made}
 
-def _say(result: dict[str, object]) -> None:
-    os.write(1, (json.dumps(result) + "\n").encode())
+    Answers({"make": make}).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,45 +1,39 @@
 """What to change, by what limits the accelerator and by the stage that takes longest; pure.
 
-The remedies by stage are those of the textbook's sections 1, 3 and 5, in the words of this project's keys.
+The remedies by stage are from the textbook's sections 1, 3 and 5, in the words of this project's keys.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from typing import Final
 
 from harness.diagnose.diagnosis import Diagnosis, Stage
 from harness.report.labels import UNKNOWN, megabytes, significant
 
-_NATIVE = ("dali", "spdl", "streaming")
+_NATIVE: Final = ("dali", "spdl", "streaming")
 """Loaders that leave Python for native code or threads."""
+_TO_NATIVE: Final = "loader=dali or loader=spdl: samples are decoded and transformed by native code or in threads."
 
 
 def suggest_changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -> tuple[str, ...]:
     """Return what to change, the most promising first."""
-    subject = diagnosis.subject
-    key = f"loader.{subject.workers_key}"
+    key = f"loader.{diagnosis.subject.workers_key}"
+    cheaper = _list_cheaper(diagnosis, stage)
     match limit:
         case "accelerator":
-            more = "more workers only deepen the buffer"
-            said = [f"{key}={knee}: {more}." if knee > 1 else f"Nothing: {key}=1 is enough, and {more}."]
-            if knee > 1:
-                said += [f"To need fewer workers: {text}" for text in _cheaper(diagnosis, stage)][:1]
-            return tuple(said)
+            enough = f"Nothing: {key}=1 is enough, and" if knee == 1 else f"{key}={knee}:"
+            fewer = [f"To need fewer workers: {text}" for text in cheaper[:1]] if knee > 1 else []
+            return (f"{enough} more workers only deepen the buffer.", *fewer)
         case "cores":
-            said = [*_cheaper(diagnosis, stage), _cores(diagnosis)]
-            said.append(f"{key}={knee}: with more, workers only share the same cores.")
-            return tuple(said)
+            return (*cheaper, _count_cores(diagnosis), f"{key}={knee}: with more, workers only share the same cores.")
         case "step":
-            return (
-                f"{key}={knee}, or fewer: every worker takes processor time from the step.",
-                *_cheaper(diagnosis, stage),
-            )
+            return (f"{key}={knee}, or fewer: every worker takes processor time from the step.", *cheaper)
         case "storage":
-            return (*_reading(diagnosis), f"{key}={knee}: with more, workers only share the same storage.")
+            return (*_list_for_reads(diagnosis), f"{key}={knee}: with more, workers only share the same storage.")
         case "workers":
             many = max(knee * 2, math.ceil(diagnosis.load_s / diagnosis.compute_s))
-            return (f"{key}={many}, or 'diagnose.workers=[{knee},{many}]' to see.", *_cheaper(diagnosis, stage))
+            return (f"{key}={many}, or 'diagnose.workers=[{knee},{many}]' to see.", *cheaper)
         case _:
             return (
                 "Find what the workers wait for (`py-spy dump` on one of them shows it): a lock, a service, memory.",
@@ -47,8 +41,8 @@ def suggest_changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -
             )
 
 
-def _cores(diagnosis: Diagnosis) -> str:
-    """Return how many cores would do, and what a batch may cost on those that are here."""
+def _count_cores(diagnosis: Diagnosis) -> str:
+    """Return how many cores would be enough, and how much processor time a batch may take on the cores of here."""
     cores = diagnosis.machine.cores
     needed = math.ceil((diagnosis.load_cpu_s + diagnosis.compute_cpu_s) / diagnosis.compute_s)
     if needed <= cores:
@@ -60,44 +54,39 @@ def _cores(diagnosis: Diagnosis) -> str:
     return f"{text}."
 
 
-def _cheaper(diagnosis: Diagnosis, stage: Stage) -> Iterable[str]:
+def _list_cheaper(diagnosis: Diagnosis, stage: Stage) -> list[str]:
     """Return how the slowest stage is made cheaper."""
-    subject = diagnosis.subject
-    native = "" if subject.loader in _NATIVE else "loader=dali or loader=spdl"
+    loader = diagnosis.subject.loader
+    native = [] if loader in _NATIVE else [_TO_NATIVE]
     match stage.kind:
         case "read":
-            yield from _reading(diagnosis)
+            return _list_for_reads(diagnosis)
         case "decode":
-            if native:
-                yield f"{native}: samples are decoded by native code in threads."
-            yield "Store samples at the size that is trained on, so that there is less to decode."
+            return [*native, "Store samples at the size that is trained on, so that there is less to decode."]
         case "augment":
-            if native:
-                yield f"{native}: transforms run in native code or in threads."
-            yield f"Make {stage.name} cheaper: after a crop and not before it, on fewer samples, or on the accelerator."
+            where = "after a crop and not before it, on fewer samples, or on the accelerator"
+            return [*native, f"Make {stage.name} cheaper: {where}."]
         case "collate":
-            yield "A cheaper layout of batches: samples of like length pad less, and bytes are smaller than floats."
+            return ["A cheaper layout of batches: samples of like length pad less, and bytes are smaller than floats."]
         case "transfer":
-            if subject.loader != "spdl":
-                yield "loader=spdl: a batch is copied on a stream of its own while the step before it computes."
-            yield "Move fewer bytes: whole numbers of 8 bits, made floats on the accelerator, are a quarter of floats."
+            stream = "loader=spdl: a batch is copied on a stream of its own while the step before it computes."
+            fewer = (
+                "Move fewer bytes: whole numbers of 8 bits, made floats on the accelerator, are a quarter of floats."
+            )
+            return [fewer] if loader == "spdl" else [stream, fewer]
         case _:
-            if subject.loader == "pytorch":
-                yield "loader=spdl: threads hand batches over without copying them from process to process."
-            yield "Larger batches, so that fewer are handed over."
+            threads = "loader=spdl: threads hand batches over without copying them from process to process."
+            return [*([threads] if loader == "pytorch" else []), "Larger batches, so that fewer are handed over."]
 
 
-def _reading(diagnosis: Diagnosis) -> Iterable[str]:
+def _list_for_reads(diagnosis: Diagnosis) -> list[str]:
     subject, machine = diagnosis.subject, diagnosis.machine
-    yield (
-        "Read large sequential pieces in the place of single files: python -m loaders.streaming convert, "
-        "then its daemon (docs/streaming.md)."
-    )
+    text = "Read large sequential pieces in the place of single files: python -m loaders.streaming convert, then its "
+    found = [f"{text}daemon (docs/streaming.md)."]
     if not machine.caches(subject):
-        yield (
-            f"More memory, or a faster disk here: {megabytes(subject.bytes)} of files do not stay in the "
-            f"{megabytes(machine.free_bytes)} of memory that are free."
-        )
+        files, free = megabytes(subject.bytes), megabytes(machine.free_bytes)
+        found.append(f"More memory, or a faster disk: {files} of files do not stay in {free} of free memory.")
+    return found
 
 
 def format_ms(seconds: float | None) -> str:

@@ -1,10 +1,9 @@
-"""The command line of the diagnosis: measure, show, keep; or show again what a folder holds."""
+"""The command line of the diagnosis: measure, store, show."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,7 +17,6 @@ _USAGE = """\
 joulefeed diagnose: which stage starves the accelerator, and what to change
 
   python -m harness.diagnose [workload=NAME] [key=value ...]
-  python -m harness.diagnose FOLDER          show a diagnosis again, without measuring
 
 It measures loading without training (t_load) and training on one cached batch (t_compute), times every stage, trains
 with more and more workers, and compares the knee with t_load / t_compute. It measures for about two minutes
@@ -47,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     console = Console(stderr=True)
     try:
-        if len(given) == 1 and "=" not in given[0] and not given[0].startswith("-"):
-            with disk_errors({"FOLDER": Path(given[0])}):
-                _show(Path(given[0]))
-        else:
-            _measure(given, console)
+        _diagnose(given, console)
     except HarnessError as error:
         return _failed(console, str(error), error.exit_status)
     except LoaderError as error:
@@ -59,11 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(argv: Sequence[str], console: Console) -> None:
+def _diagnose(argv: Sequence[str], console: Console) -> None:
+    """Measure, then write the folder and print the tables."""
     from harness.diagnose.request import make_request
 
     request = make_request(argv)
+    from harness.diagnose.figure import draw
     from harness.diagnose.run import diagnose
+    from harness.diagnose.table import print_diagnosis
+    from harness.diagnose.verdict import judge
+    from harness.report.figures.style import save, use_house_style
     from harness.results.folder import make_folder
     from harness.run.progress import RunProgress
 
@@ -75,26 +74,11 @@ def _measure(argv: Sequence[str], console: Console) -> None:
         with signals_held():
             folder = make_folder(request.results_dir, f"diagnose_{request.workload.key}")
             measured.write(folder)
-            _show(folder)
-
-
-def _show(folder: Path) -> None:
-    """Print the tables and draw the figure, both from the stored diagnosis."""
-    from harness.diagnose.diagnosis import FILE, read_diagnosis
-    from harness.diagnose.figure import draw
-    from harness.diagnose.table import print_diagnosis
-    from harness.diagnose.verdict import judge
-    from harness.report.figures.style import save, use_house_style
-    from harness.results.files import refuse_damage
-
-    stored = read_diagnosis(folder)
-    with refuse_damage(folder / FILE, "diagnose again"):
-        judge(stored)
-    console = Console()
-    print_diagnosis(stored, console)
-    with use_house_style("diagnose"):
-        png, _ = save(draw(stored), folder / "diagnose")
-    console.print(f"\nfigure: {png}", highlight=False, markup=False, soft_wrap=True)
+            verdict, shown = judge(measured), Console()
+            print_diagnosis(measured, verdict, shown)
+            with use_house_style("diagnose"):
+                png, _ = save(draw(measured, verdict), folder / "diagnose")
+            shown.print(f"\nfigure: {png}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _failed(console: Console, text: str, status: int) -> int:

@@ -1,4 +1,4 @@
-"""What a diagnosis measured, as it is stored: plain data, to JSON and back."""
+"""What a diagnosis measured: plain data, which diagnosis.json stores."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from harness.errors import ResultsError
-from harness.results.files import read_json, refuse_damage, write_json
-
-FILE: Final = "diagnosis.json"
-_FORMAT: Final = 1
+from harness.results.files import write_json
 
 KINDS: Final = ("read", "decode", "augment", "collate", "transfer", "hand-over")
 """The textbook's five stages (its section 1), and what a loader's processes and queues add to them."""
@@ -27,9 +23,9 @@ class Subject:
     workers_key: str
     """The loader's argument that was swept, such as num_workers."""
     runs_pipeline: bool
-    """Whether the loader runs the pipeline that the stages are of; an engine has operators of its own in its place."""
+    """Whether the loader runs the pipeline whose stages are timed. Another engine has operators of its own."""
     notes: tuple[str, ...]
-    """Where the loader differs from others in what it does to a sample."""
+    """Where the loader treats a sample differently from other loaders."""
     accelerator: str
     emulated: bool
     citation: str | None
@@ -42,7 +38,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the loader had to work with."""
+    """The machine that the loader ran on."""
 
     cores: int
     """Processors that this process may use."""
@@ -50,11 +46,9 @@ class Machine:
     """Processors of the host."""
     free_bytes: int
     """Memory that was available, in which files can be cached."""
-    filesystem: str
-    """Type of the file system that holds the files, such as nfs4; empty when unknown."""
 
     def caches(self, subject: Subject) -> bool:
-        """Whether the dataset's files stay in memory after they have been read once, with half of it left free."""
+        """Whether the dataset's files stay in memory after the first read, with half of the memory left free."""
         return subject.bytes <= self.free_bytes / 2
 
 
@@ -67,16 +61,14 @@ class Stage:
     kind: str
     """One of KINDS."""
     batch_s: float
-    """Mean time for a whole batch, the files being in the page cache."""
-    cold_batch_s: float | None
-    """The same, the files being on storage alone; None where that makes no difference."""
+    """Mean time for a whole batch. The files are in the page cache, unless memory cannot hold all of them."""
     sample_p50_s: float | None
     """Median time of a sample; None for stages of whole batches."""
     sample_p99_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """Training through the loader with one number of workers; the first step is in none of the figures."""
 
     workers: int
@@ -89,15 +81,12 @@ class Point:
     """t_compute over step_every_s, at most 1: the share of its own speed that the accelerator reaches."""
     predicted: float
     """What the textbook's model gives for this many workers that share nothing."""
-    predicted_on_cores: float
-    """The same for workers and step that share this machine's cores."""
     busy_cores: float
     """Processors that loader and step kept busy, on average."""
     host_busy: float
     """Share of all the host's processors that anything kept busy, 0 to 1."""
     disk_busy: float | None
     """Share of the time in which the disk that holds the files had a request, 0 to 1; None where there is no disk."""
-    disk_bytes_per_s: float | None
     load_s: float | None
     """Mean time that a worker took for a batch's samples; None where the engine does not report it."""
 
@@ -109,7 +98,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that a diagnosis measured; what it concludes is computed from it."""
+    """Everything that a diagnosis measured. Its conclusions are computed from this alone."""
 
     subject: Subject
     machine: Machine
@@ -122,7 +111,7 @@ class Diagnosis:
     compute_cpu_s: float
     """Processor time of this machine within t_compute."""
     stages: tuple[Stage, ...]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     skipped: tuple[int, ...]
     """Numbers of workers for which no time was left."""
     command: str
@@ -130,15 +119,4 @@ class Diagnosis:
 
     def write(self, folder: Path) -> None:
         """Write diagnosis.json, whole or not at all."""
-        write_json(folder / FILE, {"format": _FORMAT, **asdict(self)})
-
-
-def read_diagnosis(folder: Path) -> Diagnosis:
-    """Read what `write` wrote; raises ResultsError when it is not there or not readable."""
-    path = folder / FILE
-    if not path.exists():
-        raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made")
-    with refuse_damage(path, "diagnose again"):
-        if read_json(path, dict[str, object], "diagnose again")["format"] != _FORMAT:
-            raise ResultsError(f"{path}: is of another version of joulefeed; diagnose again")
-        return read_json(path, Diagnosis, "diagnose again")
+        write_json(folder / "diagnosis.json", asdict(self))

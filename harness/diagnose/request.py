@@ -24,7 +24,7 @@ from harness.system.disk import folder_of
 _WORKLOAD, _LOADER = "resnet50", "pytorch"
 
 
-class _Settings(Section):
+class _DiagnoseSection(Section):
     """The config's section `diagnose`."""
 
     workers: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
@@ -35,7 +35,7 @@ class _Settings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DiagnosisRequest:
     """The parts to diagnose, and the time that this may take."""
 
     workload: ComponentSpec
@@ -57,7 +57,7 @@ def list_workload_datasets() -> dict[str, str]:
     return found
 
 
-def make_request(argv: Sequence[str]) -> Request:
+def make_request(argv: Sequence[str]) -> DiagnosisRequest:
     """Compose and check what the arguments ask for; raises ConfigError naming the key."""
     arguments = split(argv)
     if arguments.needs_hydra_main:
@@ -78,8 +78,8 @@ def make_request(argv: Sequence[str]) -> Request:
     check_loader(loader)
     check_workload(workload)
     check_dataset("dataset", dataset)
-    settings = parse(_Settings, OmegaConf.to_container(cfg)["diagnose"], "diagnose")  # type: ignore[call-overload,index]
-    return Request(
+    settings = parse(_DiagnoseSection, OmegaConf.to_container(cfg)["diagnose"], "diagnose")  # type: ignore[call-overload,index]
+    return DiagnosisRequest(
         workload=workload,
         loader=loader,
         dataset=dataset,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import psutil
+
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
-from harness.diagnose.diagnosis import Diagnosis, Point, Stage, Subject
-from harness.diagnose.request import Request
-from harness.diagnose.resources import describe_machine
+from harness.diagnose.diagnosis import Diagnosis, Machine, Stage, Subject, SweepPoint
+from harness.diagnose.request import DiagnosisRequest
 from harness.diagnose.stages import StageReport, time_stages
 from harness.diagnose.sweep import (
-    Compute,
-    Load,
+    ComputeTime,
+    LoadTime,
     Rig,
     Tick,
     find_workers_key,
@@ -35,7 +38,7 @@ _LOAD_SHARE: Final = 0.10
 """Of the budget; the numbers of workers share the rest."""
 
 
-def diagnose(request: Request, progress: RunProgress) -> Diagnosis:
+def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
     """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
     key = find_workers_key(request.loader.key, request.loader.target)
     accelerator = request.accelerator.model_dump()
@@ -46,9 +49,11 @@ def diagnose(request: Request, progress: RunProgress) -> Diagnosis:
     _phase(progress, "warming up the step")
     step = make_step(workload, accelerator, request.seed)
     step.warm_up()
-    machine = describe_machine(handle.samples.root)
-    rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, machine.cores)
+    cores, free_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
+    machine = Machine(cores, psutil.cpu_count() or 1, free_bytes)
+    rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, cores)
     deadline = time.monotonic() + request.budget_s
+    subject = _make_subject(request, rig, handle.name)
     report = time_stages(
         workload.transform,
         handle.samples,
@@ -56,6 +61,7 @@ def diagnose(request: Request, progress: RunProgress) -> Diagnosis:
         seed=request.seed,
         device=step.device,
         budget_s=_STAGES_SHARE * request.budget_s,
+        cached=machine.caches(subject),
         tick=_phase(progress, "timing the stages"),
     )
     tick = _phase(progress, "training on one cached batch")
@@ -63,13 +69,13 @@ def diagnose(request: Request, progress: RunProgress) -> Diagnosis:
     load = measure_load(rig, _LOAD_SHARE * request.budget_s, _phase(progress, "loading without training"))
     points, skipped = _sweep(rig, request.workers, deadline, load, compute, progress)
     return Diagnosis(
-        subject=_subject(request, rig, handle.name, load),
+        subject=replace(subject, runs_pipeline=load.reports_work, notes=load.notes),
         machine=machine,
         load_s=load.seconds,
         load_cpu_s=load.cpu_s,
         compute_s=compute.seconds,
         compute_cpu_s=compute.cpu_s,
-        stages=_stages(report, load),
+        stages=_add_hand_over(report, load),
         points=tuple(points),
         skipped=tuple(skipped),
         command=request.command,
@@ -89,10 +95,10 @@ def _phase(progress: RunProgress, text: str) -> Tick:
 
 
 def _sweep(
-    rig: Rig, wanted: Sequence[int], deadline: float, load: Load, compute: Compute, progress: RunProgress
-) -> tuple[list[Point], list[int]]:
+    rig: Rig, wanted: Sequence[int], deadline: float, load: LoadTime, compute: ComputeTime, progress: RunProgress
+) -> tuple[list[SweepPoint], list[int]]:
     """Measure the requested numbers of workers, then more while they help; also return those that had no time left."""
-    points: list[Point] = []
+    points: list[SweepPoint] = []
     todo = sorted(set(wanted))
     while todo:
         workers, left_s = todo[0], deadline - time.monotonic()
@@ -113,7 +119,7 @@ def _sweep(
     return points, []
 
 
-def _further(points: Sequence[Point], cores: int) -> list[int]:
+def _further(points: Sequence[SweepPoint], cores: int) -> list[int]:
     """Return twice the workers where the last doubling still helped and there are cores for more, else nothing."""
     last = points[-1]
     before = max((point.utilisation for point in points[:-1]), default=0.0)
@@ -122,15 +128,15 @@ def _further(points: Sequence[Point], cores: int) -> list[int]:
     return [2 * last.workers]
 
 
-def _subject(request: Request, rig: Rig, dataset: str, load: Load) -> Subject:
+def _make_subject(request: DiagnosisRequest, rig: Rig, dataset: str) -> Subject:
     step = rig.step
     return Subject(
         workload=request.workload.key,
         dataset=dataset,
         loader=request.loader.key,
         workers_key=rig.key,
-        runs_pipeline=load.reports_work,
-        notes=load.notes,
+        runs_pipeline=True,
+        notes=(),
         accelerator=step.label,
         emulated=step.emulated,
         citation=step.citation,
@@ -140,9 +146,9 @@ def _subject(request: Request, rig: Rig, dataset: str, load: Load) -> Subject:
     )
 
 
-def _stages(report: StageReport, load: Load) -> tuple[Stage, ...]:
+def _add_hand_over(report: StageReport, load: LoadTime) -> tuple[Stage, ...]:
     """Add to the stages what the loader's processes and queues took on top, where it runs the same stages."""
     inside = sum(stage.batch_s for stage in report.stages if stage.kind != "transfer")
     if not load.reports_work or load.seconds <= inside:
         return report.stages
-    return (*report.stages, Stage("hand-over", "hand-over", load.seconds - inside, None, None, None))
+    return (*report.stages, Stage("hand-over", "hand-over", load.seconds - inside, None, None))

@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from harness.diagnose.diagnosis import Stage
+from harness.diagnose.diagnosis import KINDS, Stage
 from harness.diagnose.sweep import Tick
 from loaders.base import Batch, Samples
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 from loaders.pipeline.image import epoch_order
 
 _MOST_SAMPLES: Final = 256
-_COLD_MATTERS: Final = 0.05
-"""A cold pass that is slower by less than this share of the warm one shows noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +45,55 @@ class _Pass:
 
 
 def time_stages(
-    pipeline: Pipeline, samples: Samples, *, batch_size: int, seed: int, device: str, budget_s: float, tick: Tick
+    pipeline: Pipeline,
+    samples: Samples,
+    *,
+    batch_size: int,
+    seed: int,
+    device: str,
+    budget_s: float,
+    cached: bool,
+    tick: Tick,
 ) -> StageReport:
-    """Time the stages twice: with the files on storage alone, then with the files in the page cache.
+    """Time the stages, as training meets them from its second epoch on.
 
-    Each pass takes up to half of `budget_s`, and at least one batch; raises SampleError.
+    Args:
+        pipeline: its stages are timed.
+        samples: the dataset.
+        batch_size: samples of a batch.
+        seed: of the order of samples, and of augmentation.
+        device: where batches are wanted: cuda or cpu.
+        budget_s: how long it may take, s; at least one batch is timed.
+        cached: whether memory holds all files. They are read once before they are timed; else the page cache forgets
+            them before.
+        tick: called with how many samples are done, and of how many.
+
+    Raises:
+        SampleError: a sample cannot be read.
     """
     order = epoch_order(len(samples), seed=seed, epoch=0).tolist()
     # A dataset smaller than a batch still fills one.
     chosen = (order * -(-batch_size // len(order)))[: max(batch_size, _MOST_SAMPLES)]
-    forget(samples, chosen)
     with _one_thread():
-        cold, _ = _run(pipeline, samples, chosen, batch_size, seed, device, budget_s / 2, tick)
-        warm, batch = _run(pipeline, samples, chosen[: cold.count], batch_size, seed, device, budget_s / 2, tick)
-    names = [*warm.samples, *warm.batches]
-    total = sum(warm.mean_s(name) for name in names)
-    matters = sum(cold.mean_s(name) for name in names) > (1 + _COLD_MATTERS) * total
-    stages = tuple(_stage(name, warm, cold if matters else None, batch_size) for name in names)
+        if cached:
+            first, _ = _run(pipeline, samples, chosen, batch_size, seed, device, budget_s / 2, tick)
+            chosen = chosen[: first.count]
+        else:
+            _forget_files(samples, chosen)
+        timed, batch = _run(pipeline, samples, chosen, batch_size, seed, device, budget_s / 2, tick)
+    stages = tuple(_make_stage(name, timed, batch_size) for name in (*timed.samples, *timed.batches))
     return StageReport(stages, batch)
 
 
-def forget(samples: Samples, ids: Sequence[int]) -> None:
+def _forget_files(samples: Samples, ids: Sequence[int]) -> None:
     """Let the page cache forget the files of some samples."""
     beside = [column for name, column in samples.columns.items() if name.endswith("path")]
     for sample_id in ids:
         others = [column[sample_id].as_py() for column in beside]
         for path in (samples.path(sample_id), *(samples.root / other for other in others if other)):
-            _forget(path)
-
-
-def _forget(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return  # the pass that follows names the sample
-    try:
-        os.fdatasync(descriptor)  # only pages that are on storage can be forgotten
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+            with suppress(OSError), path.open("rb") as file:  # the pass that follows names the sample
+                os.fdatasync(file.fileno())  # only pages that are on storage can be forgotten
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _run(
@@ -140,12 +147,11 @@ def _transferred(tensors: Tensors, device: str) -> tuple[Tensors, float | None]:
     return moved, (time.perf_counter_ns() - began) * 1e-9
 
 
-def _stage(name: str, warm: _Pass, cold: _Pass | None, batch_size: int) -> Stage:
-    kind = name if name in {"read", "decode", "collate", "transfer"} else "augment"
-    by_sample = warm.samples.get(name)
+def _make_stage(name: str, timed: _Pass, batch_size: int) -> Stage:
+    kind = name if name in KINDS else "augment"
+    by_sample = timed.samples.get(name)
     p50, p99 = (None, None) if by_sample is None else (float(q) for q in np.percentile(by_sample, (50, 99)))
-    cold_s = None if cold is None else cold.mean_s(name) * batch_size
-    return Stage(name, kind, warm.mean_s(name) * batch_size, cold_s, p50, p99)
+    return Stage(name, kind, timed.mean_s(name) * batch_size, p50, p99)
 
 
 @contextmanager

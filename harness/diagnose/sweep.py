@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from harness.config.specs import LoaderSpec
 from harness.config.targets import instantiate, takes
-from harness.diagnose.diagnosis import Point
-from harness.diagnose.resources import Meter
+from harness.diagnose.diagnosis import SweepPoint
+from harness.diagnose.resources import UsageMeter
 from harness.errors import ConfigError
 from harness.workloads import Step, Workload
-from harness.workloads.overlap import shared, simulate
+from harness.workloads.overlap import simulate
 from loaders.base import Batch, Loader, Samples
 
 Tick = Callable[[int, int], None]
@@ -36,7 +36,7 @@ _COMPUTE_STEPS: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeTime:
     """t_compute, in seconds of a step."""
 
     seconds: float
@@ -44,7 +44,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadTime:
     """t_load, in seconds of a batch."""
 
     seconds: float
@@ -70,7 +70,7 @@ class Rig:
     """Processors that this process may use."""
 
     def make(self, workers: int, batches: int) -> Loader:
-        """Return a loader of `workers` whose epoch has at least so many batches, samples being repeated for that."""
+        """Return a loader of `workers` with an epoch of at least `batches`, for which samples are repeated."""
         loader: Loader = instantiate(
             self.loader.target,
             {
@@ -108,7 +108,7 @@ def repeat(samples: Samples, count: int) -> Samples:
     )
 
 
-def measure_compute(step: Step, batch: Batch, budget_s: float, tick: Tick) -> Compute:
+def measure_compute(step: Step, batch: Batch, budget_s: float, tick: Tick) -> ComputeTime:
     """Train on one cached batch until there are enough steps; the batch is on the step's device already."""
     walls: list[float] = []
     deadline = time.monotonic() + budget_s
@@ -119,26 +119,28 @@ def measure_compute(step: Step, batch: Batch, budget_s: float, tick: Tick) -> Co
         walls.append(time.perf_counter() - started)
         tick(len(walls), _COMPUTE_STEPS)
     busy = (time.process_time() - began_cpu) / (time.perf_counter() - began)
-    return Compute(median(walls), busy * median(walls))
+    return ComputeTime(median(walls), busy * median(walls))
 
 
-def measure_load(rig: Rig, budget_s: float, tick: Tick) -> Load:
+def measure_load(rig: Rig, budget_s: float, tick: Tick) -> LoadTime:
     """Load with one worker and train nothing, until there are enough batches; the first one is not counted."""
     wanted = _STEPS // 2
     with rig.make(1, wanted + _QUEUED) as loader:
         batches = loader.epoch(0)
         reported = next(batches).work_s is not None
-        meter, began, count = Meter(rig.samples.root), time.perf_counter(), 0
+        meter, began, count = UsageMeter(rig.samples.root), time.perf_counter(), 0
         while count < wanted and (count < _LEAST_STEPS or time.perf_counter() < began + budget_s):
             next(batches)
             count += 1
             tick(count, wanted)
         seconds = (time.perf_counter() - began) / count
-        used = meter.usage()
-        return Load(seconds, used.busy_cores * seconds, reported, tuple(loader.notes))
+        used = meter.measure()
+        return LoadTime(seconds, used.busy_cores * seconds, reported, tuple(loader.notes))
 
 
-def measure_point(rig: Rig, workers: int, load: Load, compute: Compute, *, budget_s: float, tick: Tick) -> Point:
+def measure_point(
+    rig: Rig, workers: int, load: LoadTime, compute: ComputeTime, *, budget_s: float, tick: Tick
+) -> SweepPoint:
     """Train through a loader of `workers`, for `budget_s` unless enough steps are done before."""
     wanted = workers * max(_ROUNDS, math.ceil(_STEPS / workers))
     step_s: list[float] = []
@@ -146,7 +148,7 @@ def measure_point(rig: Rig, workers: int, load: Load, compute: Compute, *, budge
     with rig.make(workers, wanted + 1 + _QUEUED * workers) as loader:
         batches = loader.epoch(workers)
         rig.step(next(batches))
-        meter, began = Meter(rig.samples.root), time.perf_counter()
+        meter, began = UsageMeter(rig.samples.root), time.perf_counter()
         ended = began
         for batch in batches:
             got = time.perf_counter()
@@ -160,23 +162,15 @@ def measure_point(rig: Rig, workers: int, load: Load, compute: Compute, *, budge
             late = len(step_s) >= _LEAST_STEPS and ended - began > budget_s
             if len(step_s) % workers == 0 and (late or len(step_s) >= wanted):
                 break
-        used = meter.usage()
+        used = meter.measure()
     every_s = (ended - began) / len(step_s)
-    return Point(
+    return SweepPoint(
         workers=workers,
         steps=len(step_s),
         step_every_s=every_s,
         step_s=float(np.mean(step_s)),
         utilisation=min(1.0, compute.seconds / every_s),
         predicted=simulate(load.seconds, compute.seconds, workers=workers, steps=len(step_s) + 1).steady_utilisation,
-        predicted_on_cores=shared(
-            load.seconds,
-            compute.seconds,
-            workers=workers,
-            load_cpu_s=load.cpu_s,
-            compute_cpu_s=compute.cpu_s,
-            cores=rig.cores,
-        ),
         **asdict(used),
         load_s=float(np.mean(work_s)) if work_s else None,
     )

@@ -8,17 +8,17 @@ from statistics import median
 from typing import Final
 
 from harness.diagnose.advice import format_ms, suggest_changes
-from harness.diagnose.diagnosis import Diagnosis, Point, Stage
+from harness.diagnose.diagnosis import Diagnosis, Stage, SweepPoint
 from harness.report.claims.bound import find_knee
-from harness.report.labels import megabytes, percent, significant, spell
+from harness.report.labels import percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 
 FED: Final = 0.90
 """Utilisation from which an accelerator counts as fed (MLPerf Storage: accelerator utilisation of 90 % or more)."""
 BUSY: Final = 0.85
-"""Share of a resource from which it is taken for saturated; workers that come and go never hold all of it."""
+"""Share of a resource from which it counts as saturated; workers that come and go never use all of it."""
 OTHERS: Final = 0.2
-"""Share of the host's processors, kept busy by other programs, from which a diagnosis is to be made again."""
+"""Share of the host's processors that other programs may keep busy. With more, a diagnosis has to be made again."""
 
 _AGAIN: Final = "Nothing before a diagnosis without the other programs: it may find that nothing is wrong here."
 
@@ -44,19 +44,12 @@ class Verdict:
     """What to change, the most promising first."""
 
 
-def compute_stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
-    """Return a stage's seconds of a batch as training meets them: from storage where memory cannot hold the files."""
-    if stage.cold_batch_s is None or diagnosis.machine.caches(diagnosis.subject):
-        return stage.batch_s
-    return stage.cold_batch_s
-
-
 def judge(diagnosis: Diagnosis) -> Verdict:
     """Return what the measurements say."""
     utilisation = {point.workers: point.utilisation for point in diagnosis.points}
     found, best = int(find_knee(utilisation)), max(utilisation.values())
-    stage = max(diagnosis.stages, key=lambda one: compute_stage_s(diagnosis, one))
-    limit = _limit(diagnosis, found, best, stage)
+    stage = max(diagnosis.stages, key=lambda one: one.batch_s)
+    limit = _find_limit(diagnosis, found, best, stage)
     expected = workers_to_hide(diagnosis.load_s, diagnosis.compute_s)
     return Verdict(
         knee=found,
@@ -64,20 +57,20 @@ def judge(diagnosis: Diagnosis) -> Verdict:
         best=best,
         limit=limit,
         stage=stage,
-        headline=_headline(diagnosis, found, best, limit, stage),
-        evidence=tuple(_evidence(diagnosis, found, expected, limit, stage)),
+        headline=_find_headline(diagnosis, found, percent(best), limit, stage) + _describe_crowd(diagnosis),
+        evidence=tuple(_list_evidence(diagnosis, found, expected, limit, stage)),
         changes=(_AGAIN,) if limit == "others" else suggest_changes(diagnosis, found, limit, stage),
     )
 
 
-def _limit(diagnosis: Diagnosis, found: int, best: float, stage: Stage) -> str:
+def _find_limit(diagnosis: Diagnosis, found: int, best: float, stage: Stage) -> str:
     if best >= FED:
         return "accelerator"
     if next(point for point in diagnosis.points if point.utilisation == best).waits < 1 - FED:
         return "step"
-    flat = _flat(diagnosis.points, found)
+    flat = _select_flat(diagnosis.points, found)
     own = median(point.busy_cores for point in flat) / diagnosis.machine.cores
-    crowd = _crowd(diagnosis)
+    crowd = _describe_crowd(diagnosis)
     if max(own, 0 if crowd else median(point.host_busy for point in flat)) >= BUSY:
         return "cores"
     disk = [point.disk_busy for point in flat if point.disk_busy is not None]
@@ -89,16 +82,12 @@ def _limit(diagnosis: Diagnosis, found: int, best: float, stage: Stage) -> str:
     return "workers" if rises else "storage" if stage.kind == "read" else "other"
 
 
-def _flat(points: Sequence[Point], found: int) -> list[Point]:
+def _select_flat(points: Sequence[SweepPoint], found: int) -> list[SweepPoint]:
     """Return the points on which more workers gained nothing."""
     return [point for point in points if point.workers >= found]
 
 
-def _headline(diagnosis: Diagnosis, found: int, best: float, limit: str, stage: Stage) -> str:
-    return f"{_finding(diagnosis, found, percent(best), limit, stage)}{_crowd(diagnosis)}"
-
-
-def _finding(diagnosis: Diagnosis, found: int, reached: str, limit: str, stage: Stage) -> str:
+def _find_headline(diagnosis: Diagnosis, found: int, reached: str, limit: str, stage: Stage) -> str:
     if limit == "others":
         return f"The accelerator reaches {reached} at best."
     if limit == "accelerator" and found == 1:
@@ -121,11 +110,11 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage: Stage) -> list[str]:
-    said = [_race(diagnosis, found, expected), _slowest(diagnosis, stage)]
-    flat = _flat(diagnosis.points, found)
+def _list_evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage: Stage) -> list[str]:
+    said = [_describe_race(diagnosis, found, expected), _describe_slowest(diagnosis, stage)]
+    flat = _select_flat(diagnosis.points, found)
     if limit in {"cores", "storage", "other"}:
-        said.append(_use(diagnosis, flat))
+        said.append(_describe_use(diagnosis, flat))
     loads = {point.workers: point.load_s for point in diagnosis.points if point.load_s is not None}
     if len(loads) > 1 and loads[max(loads)] > 1.25 * loads[min(loads)]:
         first, last = min(loads), max(loads)
@@ -139,8 +128,8 @@ def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage
     return said
 
 
-def _crowd(diagnosis: Diagnosis) -> str:
-    """Say that the machine was not ours alone; empty where it was."""
+def _describe_crowd(diagnosis: Diagnosis) -> str:
+    """Say how busy other programs kept the machine; empty where they did not."""
     cores = diagnosis.machine.host_cores
     others = median(point.host_busy - point.busy_cores / cores for point in diagnosis.points)
     if others <= OTHERS:
@@ -149,7 +138,7 @@ def _crowd(diagnosis: Diagnosis) -> str:
     return f" Other programs kept {busy}: diagnose again when they are gone."
 
 
-def _race(diagnosis: Diagnosis, found: int, expected: int) -> str:
+def _describe_race(diagnosis: Diagnosis, found: int, expected: int) -> str:
     ratio = diagnosis.load_s / diagnosis.compute_s
     who = "1 worker hides it" if expected == 1 else f"{expected} workers that share nothing would hide it"
     text = f"t_load is {significant(ratio, 2)} times t_compute: {who}"
@@ -158,30 +147,25 @@ def _race(diagnosis: Diagnosis, found: int, expected: int) -> str:
     return f"{text}; utilisation stops rising at {found}."
 
 
-def _slowest(diagnosis: Diagnosis, stage: Stage) -> str:
-    total = sum(compute_stage_s(diagnosis, one) for one in diagnosis.stages)
-    share = compute_stage_s(diagnosis, stage)
-    text = f"{_capital(stage.name)} takes {percent(share / total)} of preparing a batch"
-    text += f" ({format_ms(share)} of {format_ms(total)})"
-    if stage.cold_batch_s is not None and compute_stage_s(diagnosis, stage) == stage.cold_batch_s:
+def _describe_slowest(diagnosis: Diagnosis, stage: Stage) -> str:
+    total = sum(one.batch_s for one in diagnosis.stages)
+    text = f"{_capital(stage.name)} takes {percent(stage.batch_s / total)} of preparing a batch"
+    text += f" ({format_ms(stage.batch_s)} of {format_ms(total)})"
+    if not diagnosis.machine.caches(diagnosis.subject):
         text += ", from storage, for memory cannot hold the files"
     if not diagnosis.subject.runs_pipeline:
         text += f" in Python; operators of {spell(diagnosis.subject.loader)} can be timed only together"
     return f"{text}."
 
 
-def _use(diagnosis: Diagnosis, flat: Sequence[Point]) -> str:
+def _describe_use(diagnosis: Diagnosis, flat: Sequence[SweepPoint]) -> str:
     cores = median(point.busy_cores for point in flat)
     parts = [f"{cores:.1f} of {diagnosis.machine.cores} cores are busy"]
     disk = [point.disk_busy for point in flat if point.disk_busy is not None]
-    rates = [point.disk_bytes_per_s for point in flat if point.disk_bytes_per_s is not None]
     if disk:
         parts.append(f"the disk is {percent(median(disk))} of the time")
-    if rates and median(rates) > 0:
-        parts[-1] += f", at {megabytes(median(rates))}/s"
     first = min(point.workers for point in flat)
-    where = f"; the files lie on {diagnosis.machine.filesystem}" if diagnosis.machine.filesystem else ""
-    return f"From {_count(first)} on, {' and '.join(parts)}{where}."
+    return f"From {_count(first)} on, {' and '.join(parts)}."
 
 
 def _count(workers: int) -> str:

@@ -20,7 +20,7 @@ def epochs(results: Results) -> pd.DataFrame:
 
     Columns: those of metrics.csv, `workload`, `regime`, `repeat`, `loader` (its key), `base` (the section that it comes
     from), `setting` (the value of its sweep, NaN without one), `valid`, `setup_s`, `duration_s`, `samples`, `bytes`,
-    `samples_per_s`, `au`, `cpu_util`, `gpu_util`. A folder of a run from before metrics.csv has NaN in their place.
+    `samples_per_s`, `au`, `cpu_util`, `gpu_util`.
     """
     order = {key: place for place, key in enumerate(results.loaders)}
     rows = [
@@ -33,7 +33,7 @@ def epochs(results: Results) -> pd.DataFrame:
         for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
     ]
     frame = pd.DataFrame(rows, columns=EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
-    stored = _metrics(results.folder / "metrics.parquet").drop(columns="gpu_util")
+    stored = _metrics(results.folder / "metrics.parquet")
     joined: pd.DataFrame = frame.merge(stored, "left", ["cell_id", "epoch"])
     return joined
 
@@ -108,9 +108,8 @@ def _metrics(path: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=names)
     with refuse_damage(path, COLLECT):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
-        # A folder of an older run has fewer columns.
-        known = frame.set_index(["cell_id", "epoch"]).reindex(columns=names[2:])
-        return known.astype("float64").reset_index()
+        known: pd.DataFrame = frame[names].set_index(["cell_id", "epoch"]).astype("float64")
+        return known.reset_index()
 
 
 @lru_cache(maxsize=64)

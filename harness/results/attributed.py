@@ -1,4 +1,4 @@
-"""What the joules of an epoch were for: what the CPU worked for, and waiting for batches; pure."""
+"""Attributes the joules of an epoch: to the parts of a run by their CPU time, and to waiting for batches; pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Baseline, NodeEnergy, Reading
-from energymon.analysis.curve import Curve, curves
+from energymon import Baseline, Energy, NodeEnergy, Reading
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.results.cells import CellRecord
+from harness.results.edges import measure_growth, sum_over_ranks
 
 PARTS: Final = ("loader", "daemon", "mount", "link", "monitor", "other")
-"""What CPU joules are divided among: the cell with its workers, the daemons, what serves the mount, the delay line, the
-energy agent, and the rest: the harness, the kernel and other programs."""
+"""CPU joules are divided among these: the cell with its workers, the daemons, the servers of the mount, the delay line,
+the energy agent, and the rest: the harness, the kernel and other programs."""
 Parts: TypeAlias = dict[str, float | None]
 """Joules by part; None is unknown."""
 _COUNTERS: Final = {"daemon": "daemon_cpu_s", "mount": "mount_cpu_s", "link": "link_cpu_s", "monitor": "monitor_cpu_s"}
-_STARTS: Final = ("epoch_start", "rank.epoch_start")
-_ENDS: Final = ("epoch_end", "rank.epoch_end")
 EMULATED: Final = "compute"
 """Node of the energy of an emulated board."""
 
 
 def leave_busy_baselines_out(cell: CellRecord, max_idle_util: float) -> CellRecord:
-    """Return a cell without the baselines of hosts whose processors were busier than that meanwhile, 0 to 1."""
+    """Return a cell without the baselines during which a host's processors were busier than `max_idle_util`, 0 to 1."""
 
     def is_busy(util: float | None) -> bool:
         return util is not None and util > max_idle_util
@@ -40,7 +38,7 @@ def leave_busy_baselines_out(cell: CellRecord, max_idle_util: float) -> CellReco
 
 
 def make_emulated_idle(accelerator: AcceleratorRecord, devices: Iterable[str]) -> list[Baseline]:
-    """Return what emulated boards draw idle, as published."""
+    """Return the published idle power of emulated boards."""
     if accelerator.idle_w is None:
         return []
     return [Baseline(EMULATED, one, "gpu", "estimate", 0, 0, accelerator.idle_w, None) for one in devices]
@@ -54,9 +52,9 @@ def has_baseline(cell: CellRecord) -> bool:
 def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool) -> Parts:
     """Divide a host's CPU joules among `PARTS` by their CPU time; the parts add up to them.
 
-    A part whose CPU time is unknown, or that has no process of its own, is None and belongs to `other`. All are None
-    where the joules are unknown or negative, as those net of the power of a host that was not idle, or where the
-    processors did nothing.
+    A part whose CPU time is unknown, or that has no process of its own, is None and belongs to `other`. All parts are
+    None where the joules are unknown, or where the processors did nothing. All are None, too, where the joules are
+    negative: the host was not idle when its idle power was measured.
 
     Args:
         energy: the host's energy.
@@ -78,28 +76,28 @@ def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, fl
 def count_cpu_s(
     events: Iterable[CellEvent], start: CellEvent, end: CellEvent
 ) -> tuple[float, Mapping[str, float | None]]:
-    """Return the CPU seconds of one machine in an epoch, and those by part. `events` are those of all ranks on it.
+    """Return the CPU seconds of one machine in an epoch, in all and by part. `events` are from all of its ranks.
 
-    The whole is the time in which the processors were not idle. The kernel times that, as it times the run of each
-    process. It may only sample which processor is busy at its ticks, and miss what runs between them.
+    The whole is the time in which the processors were not idle. The kernel measures this time as exactly as the time of
+    each process. Its counter of busy time may only be sampled at ticks, and then misses work between them.
     """
     steal_s = end.get("cpu_steal_s", 0.0) - start.get("cpu_steal_s", 0.0)
     whole_s = end["cpu_busy_s"] - start["cpu_busy_s"] - steal_s
     if "cpu_at_s" in start and end.get("cpu_idle_s", 0.0) > 0:
         idle_s = end["cpu_idle_s"] - start["cpu_idle_s"]
         whole_s = end["cpus"] * (end["cpu_at_s"] - start["cpu_at_s"]) - idle_s - steal_s
-    used = {name: _growth(start, end, counter) for name, counter in _COUNTERS.items()}
-    return whole_s, {"loader": _cell_cpu_s(events, start["epoch"]), **used}
+    used = {name: measure_growth(start, end, counter) for name, counter in _COUNTERS.items()}
+    return whole_s, {"loader": sum_over_ranks(events, start["epoch"], "cell_cpu_s"), **used}
 
 
 def compute_cpu_excess(whole_s: float, used_s: Mapping[str, float | None]) -> tuple[float, float]:
-    """Return the CPU seconds of the parts of a host, and by how many they exceed those of its processors."""
+    """Return the CPU seconds of a host's parts, and by how many they exceed the CPU seconds of its processors."""
     parts_s = sum(value for name, value in used_s.items() if value is not None and name in PARTS)
     return parts_s, parts_s - whole_s
 
 
 def add_parts(hosts: Sequence[Parts]) -> Parts:
-    """Return the sum over hosts; all None where those of a host are unknown."""
+    """Return the sum over hosts; all None where the parts of a host are unknown."""
     if any(parts["other"] is None for parts in hosts):
         return dict.fromkeys(PARTS)
     known = {name: [value for parts in hosts if (value := parts[name]) is not None] for name in PARTS}
@@ -113,7 +111,7 @@ def measure_stalled_joules(
     wait_s: npt.NDArray[np.float64],
     step_s: npt.NDArray[np.float64],
 ) -> float | None:
-    """Return what a host's boards used while the step waited for batches; None where they are not measured.
+    """Return the joules of a host's boards while the step waited for batches; None where they are not measured.
 
     Args:
         energy: the host's energy in the epoch.
@@ -126,26 +124,18 @@ def measure_stalled_joules(
     whole = next((one for one in energy.components if one.name == "gpu"), None)
     if not boards or whole is None or whole.joules is None:
         return None
-    by_series: Mapping[tuple[str, str, str, str], Curve] = curves(readings)
     ends_ns = start_ns + np.round(1e9 * np.cumsum(wait_s + step_s)).astype(np.int64)
     begins_ns = np.concatenate(([start_ns], ends_ns[:-1]))
     stops_ns = begins_ns + np.round(1e9 * wait_s).astype(np.int64)
     total_j = 0.0
     for board in boards:
-        curve = by_series[board.node, board.device, board.domain, board.source]
-        times, joules = np.array(curve.times), np.array([row.joules for row in curve.rows])
+        of_board = [one for one in readings if _is_of(one, board)]
+        of_board.sort(key=lambda one: (one.t_ns, one.tick_ns))
+        times, joules = np.array([one.t_ns for one in of_board]), np.array([one.joules for one in of_board])
         total_j += float((np.interp(stops_ns, times, joules) - np.interp(begins_ns, times, joules)).sum())
     return total_j
 
 
-def _cell_cpu_s(events: Iterable[CellEvent], epoch: int) -> float | None:
-    """Return the CPU seconds of all ranks of a cell; None where one did not count them."""
-    edges = [event for event in events if event["event"] in (*_STARTS, *_ENDS) and event["epoch"] == epoch]
-    counted = [(event.get("cell_cpu_s"), -1 if event["event"] in _STARTS else 1) for event in edges]
-    known = [sign * value for value, sign in counted if value is not None]
-    return float(sum(known)) if known and len(known) == len(counted) else None
-
-
-def _growth(start: CellEvent, end: CellEvent, counter: str) -> float | None:
-    before, after = start.get(counter), end.get(counter)
-    return None if before is None or after is None or after < before else float(after - before)
+def _is_of(reading: Reading, board: Energy) -> bool:
+    names = ("node", "device", "domain", "source")
+    return all(getattr(reading, name) == getattr(board, name) for name in names)

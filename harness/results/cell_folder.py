@@ -1,10 +1,11 @@
-"""The folder of a finished cell: read as one value, and refused when a file has changed since the cell ended."""
+"""What a finished cell stored: read as one value, and refused when a file has changed since the cell ended."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,12 +18,12 @@ from energymon import Reading
 from harness.cell.events import CellEvent
 from harness.cell.resources import Resources
 from harness.errors import ResultsError
-from harness.results.cells import CellRecord, DatasetRecord, LinkRecord
-from harness.results.epochs import CellData, EpochBatches, find_epoch_edges
+from harness.results.cells import CellRecord, DatasetRecord, HostRecord, LinkRecord
+from harness.results.edges import find_epoch_edges
 from harness.results.files import CELL, read_json, refuse_damage, write_json
 from harness.testbed.link.measure.watch import Ping
 
-Row = TypeVar("Row")
+Stored = TypeVar("Stored")
 
 MANIFEST: Final = "manifest.json"
 _CHECKED: Final = (".json", ".parquet")
@@ -32,6 +33,103 @@ _EVENT_COUNTERS: Final = ("cpu_busy_s", "cpu_total_s", "link_cpu_s")
 
 class DamagedCell(ResultsError):
     """A file of a finished cell cannot be read, or has changed since the cell ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBatches:
+    """The batches of one epoch, in order."""
+
+    samples: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    """As the loader counts them."""
+    wait_s: npt.NDArray[np.float64]
+    step_s: npt.NDArray[np.float64]
+    ids: npt.NDArray[np.int64]
+    """All sample ids of the epoch, flat."""
+    loss: npt.NDArray[np.float64] | None = None
+    """Of every step; None where nothing is trained."""
+    work_s: npt.NDArray[np.float64] | None = None
+    """Seconds of preprocessing of the samples in `ids`; None where the engine does not report them."""
+    rank: npt.NDArray[np.int64] | None = None
+    """Of every batch; the ranks stand one after the other. None for a cell of one process."""
+    sync_s: npt.NDArray[np.float64] | None = None
+    """Time of every step from the rank's own last gradient until those of all ranks were there; NaN is unknown."""
+    nominal_s: npt.NDArray[np.float64] | None = None
+    """Seconds that each emulated step stands for. None for real steps."""
+    labels: npt.NDArray[np.int64] | None = None
+    """Labels of the samples in `ids`; of fewer where a batch had others than a whole number a sample. None where the
+    workload's labels are not classes."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Accelerator utilisation; waiting for other ranks is not computing."""
+        waits_s = self.wait_s + self.step_s - self.compute_s
+        return compute_utilisation(waits_s, self.compute_s)
+
+    @property
+    def compute_s(self) -> npt.NDArray[np.float64]:
+        """Time in which the accelerator computes in every step, without the synchronisation with other ranks.
+
+        The time of an emulated step is nominal. Its sleep ends later where the loader's threads use the CPUs, and the
+        emulated accelerator does not compute until then.
+        """
+        if self.nominal_s is not None:
+            return self.nominal_s
+        return self.step_s if self.sync_s is None else self.step_s - np.nan_to_num(self.sync_s)
+
+    def of_ranks(self) -> list[EpochBatches]:
+        """Return the batches of each rank by itself, without the labels."""
+        if self.rank is None:
+            return [self]
+        ends = np.cumsum(self.samples)
+        return [self._select(np.flatnonzero(self.rank == rank), ends) for rank in np.unique(self.rank)]
+
+    def _select(self, places: npt.NDArray[np.intp], ends: npt.NDArray[np.int64]) -> EpochBatches:
+        """Return the batches at these places; `ends` are the positions in `ids` at which batches end."""
+        samples = slice(int(ends[places[0]] - self.samples[places[0]]), int(ends[places[-1]]))
+        names = ("samples", "nbytes", "wait_s", "step_s", "loss", "sync_s", "nominal_s")
+        by_batch: dict[str, Any] = {name: None if (of := getattr(self, name)) is None else of[places] for name in names}
+        work_s = None if self.work_s is None else self.work_s[samples]
+        return replace(self, **by_batch, ids=self.ids[samples], work_s=work_s, rank=None, labels=None)
+
+
+@dataclass(frozen=True, slots=True)
+class CellData:
+    """Everything a finished cell stored."""
+
+    cell: CellRecord
+    link: LinkRecord
+    events: Sequence[CellEvent]
+    batches: Mapping[int, EpochBatches]
+    """By epoch."""
+    readings: Sequence[Reading]
+    sizes: npt.NDArray[np.int64]
+    """Encoded bytes of each of the dataset's samples, by id."""
+    labels: npt.NDArray[np.int64]
+    """Class of each sample, by id."""
+    resources: Sequence[Resources] = ()
+    pings: Sequence[Ping] | None = None
+    """Of the link while the cell used it; None where there is no link."""
+
+    def readings_of(self, host: HostRecord | None) -> list[Reading]:
+        """Return the readings of another host, or those of the host that trains and drives the run."""
+        others = {one.host for one in self.cell.hosts}
+        return [r for r in self.readings if (r.node not in others if host is None else r.node == host.host)]
+
+    def count_bytes(self, epoch: int) -> int:
+        """Return the encoded bytes of the samples that came in an epoch, by the dataset's own sizes."""
+        ids = self.batches[epoch].ids
+        return int(self.sizes[ids[(ids >= 0) & (ids < len(self.sizes))]].sum())
+
+
+def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.float64]) -> float | None:
+    """Return compute time / epoch time without the first step (MLPerf Storage); None for fewer than two steps."""
+    if len(step_s) < 2:
+        return None
+    compute = float(step_s[1:].sum())
+    total = compute + float(wait_s[1:].sum())
+    # A sleep may end some microseconds before its nominal time.
+    return min(1.0, compute / total) if total > 0 else None
 
 
 def write_manifest(folder: Path) -> None:
@@ -52,8 +150,6 @@ def load_cell(folder: Path) -> CellData:
         with refuse_damage(folder / "cell.json", CELL):
             if cell.cell_id != folder.name:
                 raise ValueError(f"expected the cell {folder.name}, got {cell.cell_id}")
-        if cell.manifest and not (folder / MANIFEST).exists():
-            raise ResultsError(f"{folder / MANIFEST}: is missing; {CELL}")
         with refuse_damage(events_file := folder / "events.parquet", CELL):
             events = read_events(events_file)
             edges = find_epoch_edges(events)
@@ -67,28 +163,16 @@ def load_cell(folder: Path) -> CellData:
                 raise ValueError(f"expected the epochs {', '.join(map(str, edges))}")
         link = read_json(folder / "link.json", LinkRecord, CELL)
         readings = _read_rows(folder / "energy.parquet", Reading)
-        # Folders of older runs have neither of these two files. A local regime has no link.parquet.
-        resources = _read_rows(path, Resources) if (path := folder / "resources.parquet").exists() else []
-        pings = _read_rows(path, Ping) if (path := folder / "link.parquet").exists() else None
+        resources = _read_rows(folder / "resources.parquet", Resources)
+        pings = None if cell.regime.is_local else _read_rows(folder / "link.parquet", Ping)
     except ResultsError as error:
         raise DamagedCell(str(error)) from error
-    return CellData(
-        cell=cell,
-        link=link,
-        events=events,
-        batches=batches,
-        readings=readings,
-        resources=resources,
-        pings=pings,
-        **_read_samples(folder.parent.parent, cell.dataset),
-    )
+    sizes, labels = _read_samples(folder.parent.parent, cell.dataset)
+    return CellData(cell, link, events, batches, readings, sizes, labels, resources, pings)
 
 
 def _check_manifest(folder: Path) -> None:
-    manifest = folder / MANIFEST
-    if not manifest.exists():  # a cell of an older run
-        return
-    for name, checksum in read_json(manifest, dict[str, str], CELL).items():
+    for name, checksum in read_json(folder / MANIFEST, dict[str, str], CELL).items():
         with refuse_damage(folder / name, CELL):
             if not (folder / name).is_file() or _compute_checksum(folder / name) != checksum:
                 raise ValueError("it has changed since the cell ended")
@@ -99,22 +183,20 @@ def _compute_checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_samples(run: Path, dataset: DatasetRecord) -> dict[str, npt.NDArray[np.int64]]:
-    """Return `sizes` and `labels` of the dataset's samples. Nothing where the run's folder does not have them."""
+def _read_samples(run: Path, dataset: DatasetRecord) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return sizes and labels of the dataset's samples, from the run's folder."""
     path = run / "samples.parquet"
     if not path.exists():  # the name says of which dataset, where the run has several
         path = run / f"samples-{dataset.name}-{dataset.content_hash[:8]}.parquet"
-    if not path.exists():
-        return {}
     with refuse_damage(path, "resume the run, which writes it again"):
         table = pq.read_table(path, columns=["label", "size"])
         sizes = table["size"].to_numpy()
         if (len(sizes), int(sizes.sum())) != (dataset.samples, dataset.bytes):
             raise ValueError(f"expected {dataset.samples} samples of {dataset.bytes} bytes")
-    return {"sizes": sizes, "labels": table["label"].to_numpy()}
+    return sizes, table["label"].to_numpy()
 
 
-def _read_rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
+def _read_rows(path: Path, row_type: type[Stored]) -> Sequence[Stored]:
     with refuse_damage(path, CELL):
         return [row_type(**row) for row in pq.read_table(path).to_pylist()]
 
@@ -137,25 +219,27 @@ def read_batches(path: Path, seconds_per_sample: float | None = None) -> dict[in
     found = {}
     for epoch in np.unique(epochs):
         part = table.filter(epochs == epoch)
+        samples = part["samples"].to_numpy()
+        has_ranks = "rank" in part.column_names
         found[int(epoch)] = EpochBatches(
-            samples=part["samples"].to_numpy(),
+            samples=samples,
             nbytes=part["bytes"].to_numpy(),
             wait_s=part["wait_s"].to_numpy(),
             step_s=part["step_s"].to_numpy(),
             ids=part["ids"].combine_chunks().flatten().to_numpy(),
             loss=_read_known(part, "loss"),
             work_s=_read_known(part, "work_s"),
-            rank=part["rank"].to_numpy() if "rank" in part.column_names else None,
-            sync_s=part["sync_s"].to_numpy() if "rank" in part.column_names else None,
-            nominal_s=None if seconds_per_sample is None else part["samples"].to_numpy() * seconds_per_sample,
+            rank=part["rank"].to_numpy() if has_ranks else None,
+            sync_s=part["sync_s"].to_numpy() if has_ranks else None,
+            nominal_s=None if seconds_per_sample is None else samples * seconds_per_sample,
             labels=_read_known(part, "labels"),
         )
     return found
 
 
 def _read_known(part: pa.Table, name: str) -> npt.NDArray[Any] | None:
-    """Return a column's values, flat. None where one is unknown, or where an older run has no such column."""
-    if name not in part.column_names or part[name].null_count:
+    """Return a column's values, flat. None where one is unknown."""
+    if part[name].null_count:
         return None
     column = part[name].combine_chunks()
     values: npt.NDArray[Any] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()

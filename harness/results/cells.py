@@ -1,7 +1,4 @@
-"""A cell: as the plan has it, as its cell.json and link.json store it, and as the report sees it.
-
-A field with a default may be missing in folders of older runs, and in the folder of a cell that failed.
-"""
+"""A cell: as the plan has it, as its cell.json and link.json store it, and as the report sees it."""
 
 from __future__ import annotations
 
@@ -88,8 +85,8 @@ class EnergyRecord:
     """How the energy of a cell was sampled."""
 
     interval_ms: float
-    offset_ns: int | None = None
-    """What the clock of the readings shows more than the monotonic clock. None for readings by the wall clock."""
+    offset_ns: int = 0
+    """The clock of the readings minus the monotonic clock."""
     series: Sequence[SensorRecord] = ()
     unreadable: Sequence[SensorRecord] = ()
     events: Sequence[Event] = ()
@@ -97,7 +94,7 @@ class EnergyRecord:
     idle: Sequence[Baseline] = ()
     """What each series drew before the first cell of the session. Empty where no baseline was taken."""
     idle_cpu_util: float | None = None
-    """Utilisation of the host's processors meanwhile, 0 to 1."""
+    """Utilisation of the host's processors while the baseline was taken, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +104,53 @@ class HostClock:
     source: str
     """chrony, kernel, an exchange over SSH, or one clock."""
     offset_ms: float
-    """Its UTC minus that of the lead."""
+    """Its UTC minus the lead's UTC."""
     error_ms: float
     """Bound of the offset's error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A question to another host. `sent_ns` and `answered_ns` are by this clock, `told_ns` by the other; UTC ns."""
+
+    sent_ns: int
+    told_ns: int
+    answered_ns: int
+
+    @property
+    def offset_ns(self) -> float:
+        """The other clock minus this one."""
+        return self.told_ns - (self.sent_ns + self.answered_ns) / 2
+
+    @property
+    def error_ns(self) -> float:
+        """Bound of the offset's error: half of the exchange."""
+        return (self.answered_ns - self.sent_ns) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """The offset of a host's clock, as its NTP daemon or its kernel reports it."""
+
+    source: str
+    """chrony or kernel."""
+    offset_ns: int
+    """UTC minus the host's clock."""
+    error_ns: int
+
+
+def compute_clock_offset(exchanges: Sequence[Exchange], here: HostTime | None, there: HostTime | None) -> HostClock:
+    """Return the other host's clock minus this one's.
+
+    chrony on both hosts has a smaller error than an exchange over SSH, whose error is half of its round trip. The
+    quickest exchange counts where chrony contradicts it, or is not there.
+    """
+    quickest = min(exchanges, key=lambda one: one.error_ns)
+    if here is not None and there is not None:
+        offset_ns, error_ns = here.offset_ns - there.offset_ns, here.error_ns + there.error_ns
+        if abs(offset_ns - quickest.offset_ns) <= error_ns + quickest.error_ns and error_ns < quickest.error_ns:
+            return HostClock(there.source, offset_ns / 1e6, error_ns / 1e6)
+    return HostClock("exchange over SSH", quickest.offset_ns / 1e6, quickest.error_ns / 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +162,19 @@ class HostRecord:
     roles: Sequence[str]
     interval_ms: float
     offset_ns: int
-    """What the clock of its readings shows more than the lead's UTC."""
+    """The clock of its readings minus the lead's UTC."""
     series: Sequence[SensorRecord] = ()
     unreadable: Sequence[SensorRecord] = ()
     events: Sequence[Event] = ()
     idle: Sequence[Baseline] = ()
-    """As that of `EnergyRecord`."""
+    """What each of its series drew before the first cell of the session. Empty where no baseline was taken."""
     idle_cpu_util: float | None = None
     clock_before: HostClock
     clock_after: HostClock
 
     @property
     def clock_error_ns(self) -> int:
-        """Bound of the error of `offset_ns`: of both measurements, and of what the clock moved between them."""
+        """Bound of the error of `offset_ns`, from both measurements and from how far the clock moved between them."""
         moved_ms = abs(self.clock_after.offset_ms - self.clock_before.offset_ms) / 2
         return round(1e6 * (max(self.clock_before.error_ms, self.clock_after.error_ms) + moved_ms))
 
@@ -171,10 +212,8 @@ class CellRecord:
     repeat: int
     seed: int = 0
     reads: str = "files"
-    """How the loader reads: files, stream or once, as LoaderSpec has it. Cells of older runs have files for all."""
+    """How the loader reads: files, stream or once, as LoaderSpec has it."""
     status: str = "done"
-    manifest: str = ""
-    """Name of the file with the checksums of the cell's files."""
     provenance: str = "provenance.json"
     """Name of the file with the provenance of the session that measured the cell."""
     dataset: DatasetRecord
@@ -203,11 +242,11 @@ class CellRecord:
     clock: str = ""
     """"one clock" where both nodes are one machine."""
     clock_offset_ms: float | None = None
-    """Offset between the clocks of the nodes. 0.0 in cells of older runs, which had one clock."""
+    """Offset between the clocks of the nodes."""
     hosts: Sequence[HostRecord] = ()
     """The other hosts of the cell; empty on one machine."""
     host_cpu_s: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
-    """Of several hosts: CPU seconds by host and epoch, `busy` of all processors and those by part of the run."""
+    """Of several hosts: CPU seconds by host and epoch: `busy` of all processors, and of each part of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +270,7 @@ class Probe(ProbeResult):
     """The last probe of the link before or after a cell, which is judged."""
 
     earlier: Sequence[ProbeResult] = ()
-    """Those before it, which were out of bounds."""
+    """The probes before it, which were out of bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

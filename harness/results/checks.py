@@ -11,25 +11,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from energymon import Event, missed_ticks
+from harness.cell.events import CellEvent
 from harness.cell.skipped import id_list, skipped_by_epoch
-from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.attributed import compute_cpu_excess, count_cpu_s
+from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
-from harness.results.disturbance import LinkPings, measure_others, summarize_pings
-from harness.results.early import measure_early
+from harness.results.edges import find_epoch_edges, measure_early, measure_others
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
-from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
-from harness.results.ranks import rank_rows
+from harness.results.make_rows import list_channels, make_rank_rows, to_readings_ns
+from harness.results.metrics import summarize_pings
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
 
-# A rule that only warns says something of a group of rows; the rows themselves stay valid.
+# A warning is about a group of rows, or about joules alone. The rows stay valid.
 PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"
 ONE_CLOCK = "one clock"
-"""What a cell stores of its clocks when both nodes are this machine."""
+"""What a cell stores as its clock when both nodes are this machine."""
 READS_ONCE = "one batch, made before the epoch: nothing is read"
 NO_SENSOR = "no sensor"
 _OF_HOST = ("missed_ticks", "clock_offset")
@@ -48,7 +49,7 @@ FEW = 64
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
 MOST_EXCESS = 0.03
-"""Share of a host's CPU seconds by which those of the run's processes there may exceed them."""
+"""Share of a host's CPU seconds by which the CPU seconds of the run's processes there may exceed them."""
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
@@ -64,7 +65,7 @@ class Check:
     expected: str
     actual: str
     verdict: str
-    """pass, warn, fail, unknown when what it needs was not measured, or not applicable."""
+    """pass, warn, fail, unknown (something that it needs was not measured) or not applicable."""
 
 
 def judge(
@@ -72,7 +73,7 @@ def judge(
 ) -> tuple[list[EpochRow], list[Check]]:
     """Return the rows with their verdicts, and every check."""
     data = {c.cell.cell_id: c for c in cells}
-    checks = [check for row in rows for check in _check_row(data[row.cell_id], row, tolerances)]
+    checks = [check for row in rows for check in _check_row(_JudgedEpoch.of(data[row.cell_id], row, tolerances))]
     checks += _check_spread(rows, tolerances)
     failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
     for check in checks:
@@ -85,29 +86,47 @@ def judge(
     return judged, checks
 
 
-def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    yield from _check_link(data, row, tolerances)
-    yield from _list_sample_checks(data, row)
-    yield _check_early_work(data, row, tolerances)
-    yield _check_missed_ticks(data, row, tolerances)
-    for host in data.cell.hosts:
-        yield _check_host_ticks(data, row, tolerances, host)
-        yield _check_host_clock(row, tolerances, host)
-    yield _check_sensors(data, row)
-    yield _check_agent(data, row)
-    yield _check_clock(data, row, tolerances)
-    yield _check_alone(data, row)
-    yield _check_cpu_parts(data, row)
-    yield from _check_disturbance(data, row, tolerances)
+@dataclass(frozen=True, slots=True)
+class _JudgedEpoch:
+    """An epoch that is judged: its row, and what the row is judged by."""
 
+    row: EpochRow
+    data: CellData
+    limits: Tolerances
+    start: CellEvent
+    end: CellEvent
 
-def _list_sample_checks(data: CellData, row: EpochRow) -> Iterable[Check]:
-    """Judge what came and in which order; of a loader that reads nothing in an epoch, ids and bytes are no evidence."""
-    checks = [_check_exactly_once(data, row), _check_loader_bytes(data, row), _check_labels(data, row)]
-    checks.append(_check_shuffled(data, row))
-    received = [] if data.cell.regime.is_local else _check_bytes(data, row, data.link.get_epoch(row.epoch).rx_bytes)
-    for check in [*received, *checks]:
-        yield replace(check, actual=READS_ONCE, verdict=NOT_APPLICABLE) if data.cell.reads == "once" else check
+    @classmethod
+    def of(cls, data: CellData, row: EpochRow, limits: Tolerances) -> _JudgedEpoch:
+        """Return the epoch of a row."""
+        return cls(row, data, limits, *find_epoch_edges(data.events)[row.epoch])
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The sample ids that came, in their order."""
+        return self.data.batches[self.row.epoch].ids
+
+    def check(self, rule: str, expected: str, actual: str, verdict: str | bool, host: str | None = None) -> Check:
+        """Return a rule's result; a verdict of True is `pass`, and False is `fail`."""
+        return _make_check(self.row, rule, expected, actual, verdict, host)
+
+    def warn(self, rule: str, expected: str, found: str, otherwise: str) -> Check:
+        """Return a check that warns of a finding, where there is one."""
+        return self.check(rule, expected, found or otherwise, WARN if found else PASS)
+
+    def check_count(
+        self, rule: str, expected: str, found: int | None, unit: str, allowed: tuple[float, float]
+    ) -> Check:
+        """Judge a count by the least and the most that is allowed."""
+        if found is None:
+            return self.check(rule, expected, "not measured", UNKNOWN)
+        return self.check(rule, expected, f"{found} {unit}", allowed[0] <= found <= allowed[1])
+
+    def list_energy_events(self) -> list[Event]:
+        """Return the events that the energy agent reported within the epoch."""
+        energy = self.data.cell.energy
+        start_ns, end_ns = to_readings_ns(self.start, energy), to_readings_ns(self.end, energy)
+        return [event for event in energy.events if start_ns <= event.t_ns <= end_ns]
 
 
 def _make_check(
@@ -119,75 +138,93 @@ def _make_check(
     return Check(row.cell_id, row.epoch, rule if host is None else f"{rule}_{host}", expected, actual, verdict)
 
 
-def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    regime = data.cell.regime
+def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
+    yield from _check_link(epoch)
+    yield from _check_samples(epoch)
+    yield _check_early_work(epoch)
+    yield _check_ticks(epoch)
+    for host in epoch.data.cell.hosts:
+        yield _check_ticks(epoch, host)
+        yield _check_host_clock(epoch, host)
+    yield from _check_energy(epoch)
+    yield _check_clock(epoch)
+    yield _check_alone(epoch)
+    yield _check_cpu_parts(epoch)
+    yield from _check_others(epoch)
+    yield from _check_pings(epoch)
+
+
+def _check_samples(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge which samples came, and in which order. A loader that reads nothing in an epoch is not judged by them."""
+    received = [] if epoch.data.cell.regime.is_local else _check_bytes(epoch)
+    checks = [_check_exactly_once(epoch), _check_loader_bytes(epoch), _check_labels(epoch), _check_shuffled(epoch)]
+    for check in [*received, *checks]:
+        yield replace(check, actual=READS_ONCE, verdict=NOT_APPLICABLE) if epoch.data.cell.reads == "once" else check
+
+
+def _check_link(epoch: _JudgedEpoch) -> Iterable[Check]:
+    link, regime = epoch.data.link, epoch.data.cell.regime
     if regime.is_local:
         return
-    for when, probe in (("before", data.link.before), ("after", data.link.after)):
-        for bound in list_link_bounds(regime, probe, tolerances):
+    for when, probe in (("before", link.before), ("after", link.after)):
+        for bound in list_link_bounds(regime, probe, epoch.limits):
+            rule = f"{bound.rule}_{when}"
             if bound.found is None:
-                yield _make_check(row, f"{bound.rule}_{when}", bound.expected, "not measured", UNKNOWN)
+                yield epoch.check(rule, bound.expected, "not measured", UNKNOWN)
             else:
                 pair = f" between {probe.pair}" if probe and probe.pair and bound.rule == "rtt" else ""
                 earlier = f", in probe {len(probe.earlier) + 1}" if probe and probe.earlier else ""
-                actual = f"{bound.found:.3g} {bound.unit}{pair}{earlier}"
-                yield _make_check(row, f"{bound.rule}_{when}", bound.expected, actual, bound.kept)
-    epoch = data.link.get_epoch(row.epoch)
+                yield epoch.check(rule, bound.expected, f"{bound.found:.3g} {bound.unit}{pair}{earlier}", bound.kept)
+    carried = link.get_epoch(epoch.row.epoch)
     if regime.loss_pct == 0:
-        yield _check_count(row, "no_drops", "0 packets dropped in the link's queue", epoch.drops, "dropped", (0, 0))
+        expected = "0 packets dropped in the link's queue"
+        yield epoch.check_count("no_drops", expected, carried.drops, "dropped", (0, 0))
     if regime.paths:
-        yield _check_paths(row, len(regime.paths), epoch.paths)
+        yield _check_paths(epoch, len(regime.paths), carried.paths)
 
 
-def _check_paths(row: EpochRow, asked: int, found: Sequence[PathCounters]) -> Check:
+def _check_paths(epoch: _JudgedEpoch, asked: int, found: Sequence[PathCounters]) -> Check:
     """Show what each path carried; a loader with fewer connections than the regime has paths leaves some out."""
     expected = f"each of {asked} paths carries part of the epoch"
     if len(found) != asked:
-        return _make_check(row, "paths", expected, "not measured", UNKNOWN)
+        return epoch.check("paths", expected, "not measured", UNKNOWN)
     actual = "; ".join(
         f"{path.bytes / 1e6:.3g} MB over {path.connections} connection{'' if path.connections == 1 else 's'}"
         + (f" ({path.lost} packets lost, {path.drops} dropped)" if path.lost or path.drops else "")
         for path in found
     )
-    return _make_check(row, "paths", expected, actual, PASS if all(path.connections for path in found) else WARN)
+    return epoch.check("paths", expected, actual, PASS if all(path.connections for path in found) else WARN)
 
 
-def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
-    """Judge what came over the link: all that lies beyond it, and not what lies here."""
-    if data.cell.ranks:
-        yield _check_bytes_by_node(data, row)
+def _check_bytes(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge what came over the link: all samples that are stored beyond it, and none that are stored here."""
+    if epoch.data.cell.ranks:
+        yield _check_bytes_by_node(epoch)
         return
-    placement = data.cell.placement
-    needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
-    share = "" if needed == row.bytes else f" of {row.bytes}"
+    placement, whole = epoch.data.cell.placement, epoch.row.bytes
+    received = epoch.data.link.get_epoch(epoch.row.epoch).rx_bytes
+    needed = whole if placement.kind == "remote" else placement.remote_bytes
+    share = "" if needed == whole else f" of {whole}"
     expected = f"≥ {needed}{share} bytes on the data interface (no hidden cache)"
     if needed:
-        yield _check_count(row, "bytes_received", expected, received, "bytes", (needed, math.inf))
+        yield epoch.check_count("bytes_received", expected, received, "bytes", (needed, math.inf))
     else:
-        yield _make_check(row, "bytes_received", expected, "no sample lies beyond the link", NOT_APPLICABLE)
+        yield epoch.check("bytes_received", expected, "no sample lies beyond the link", NOT_APPLICABLE)
     if share:
-        most = needed + (row.bytes - needed) // 2
+        most = needed + (whole - needed) // 2
         expected = f"≤ {most} bytes on the data interface (what lies on the compute node stays there)"
-        yield _check_count(row, "local_bytes", expected, received, "bytes", (0, most))
+        yield epoch.check_count("local_bytes", expected, received, "bytes", (0, most))
 
 
-def _check_count(
-    row: EpochRow, rule: str, expected: str, found: int | None, unit: str, allowed: tuple[float, float]
-) -> Check:
-    if found is None:
-        return _make_check(row, rule, expected, "not measured", UNKNOWN)
-    return _make_check(row, rule, expected, f"{found} {unit}", allowed[0] <= found <= allowed[1])
-
-
-def _check_bytes_by_node(data: CellData, row: EpochRow) -> Check:
-    """Judge what each node received: its ranks' samples that lie elsewhere, and the gradients of the other nodes."""
+def _check_bytes_by_node(epoch: _JudgedEpoch) -> Check:
+    """Judge what each node received: its ranks' samples from elsewhere, and the gradients of the other nodes."""
     needed: dict[str, int] = defaultdict(int)
     received: dict[str, int | None] = {}
-    for rank in rank_rows(data):
-        if rank.epoch == row.epoch:
-            record = data.cell.ranks[rank.rank]
-            epoch = next(one for one in record.epochs if one.epoch == row.epoch)
-            needed[rank.address] += epoch.remote_bytes + epoch.gradient_bytes
+    for rank in make_rank_rows(epoch.data):
+        if rank.epoch == epoch.row.epoch:
+            record = epoch.data.cell.ranks[rank.rank]
+            least = next(one for one in record.epochs if one.epoch == rank.epoch)
+            needed[rank.address] += least.remote_bytes + least.gradient_bytes
             received[rank.address] = rank.rx_bytes
     expected = ", ".join(f"≥ {count} bytes at {address}" for address, count in needed.items())
     actual = ", ".join(f"{'unknown' if count is None else count} at {address}" for address, count in received.items())
@@ -195,22 +232,20 @@ def _check_bytes_by_node(data: CellData, row: EpochRow) -> Check:
     verdict = UNKNOWN if len(known) < len(received) else all(known[one] >= count for one, count in needed.items())
     if not any(needed.values()):
         verdict = NOT_APPLICABLE
-    return _make_check(
-        row, "bytes_received", f"{expected} (samples that lie elsewhere, and gradients)", actual, verdict
-    )
+    return epoch.check("bytes_received", f"{expected} (samples that lie elsewhere, and gradients)", actual, verdict)
 
 
-def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
-    """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
-    n = data.cell.dataset.samples
-    ids = data.batches[row.epoch].ids
+def _check_exactly_once(epoch: _JudgedEpoch) -> Check:
+    """Judge the ids that came. Samples that the loader's declared policy left out are counted, and need not come."""
+    cell, ids = epoch.data.cell, epoch.ids
+    n = cell.dataset.samples
     inside = ids[(ids >= 0) & (ids < n)]
     seen = np.bincount(inside, minlength=n)
     absent, repeated = np.flatnonzero(seen == 0).tolist(), int((seen > 1).sum())
     strange = len(ids) - len(inside)
-    over = f" over {len(data.cell.ranks)} ranks" if data.cell.ranks else ""
+    over = f" over {len(cell.ranks)} ranks" if cell.ranks else ""
     expected, actual = f"each of {n} samples once{over}", ""
-    told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.on_error == "skip" else None
+    told = skipped_by_epoch(epoch.data.events).get(epoch.row.epoch) if cell.on_error == "skip" else None
     left_out = [] if told is None else [sample_id for sample_id in absent if sample_id in told.samples]
     miscounted = told is not None and told.count != len(left_out)
     if told is not None:
@@ -219,171 +254,145 @@ def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
         actual += f" where the loader counted {told.count}, " if miscounted else ", "
     missing = len(absent) - len(left_out)
     actual += f"{missing} missing, {repeated} repeated, {strange} unknown"
-    return _make_check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
+    return epoch.check("exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
 
 
-def _check_loader_bytes(data: CellData, row: EpochRow) -> Check:
-    """Judge what the loader says that it read by the sizes of the samples that it brought."""
+def _check_loader_bytes(epoch: _JudgedEpoch) -> Check:
+    """Judge the bytes that the loader counts by the sizes of the samples that came."""
     expected = "the loader counts the bytes of its samples, as samples.parquet has them"
-    if data.sizes is None:
-        return _make_check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
-    counted = int(data.batches[row.epoch].nbytes.sum())
-    return _make_check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
+    counted, whole = int(epoch.data.batches[epoch.row.epoch].nbytes.sum()), epoch.row.bytes
+    return epoch.check("loader_bytes", expected, f"{counted} of {whole} bytes", counted == whole)
 
 
-def _check_labels(data: CellData, row: EpochRow) -> Check:
-    """Judge the labels that came by those of the dataset; a loader that decodes nothing may bring the right ids."""
+def _check_labels(epoch: _JudgedEpoch) -> Check:
+    """Judge the labels that came by those of the dataset. A loader that decodes nothing may bring the right ids."""
     expected = "each sample with its label, as samples.parquet has them"
-    batches = data.batches[row.epoch]
-    if batches.labels is None:
-        return _make_check(row, "labels", expected, "not kept: no classes, or an older run", NOT_APPLICABLE)
-    if data.labels is None:
-        return _make_check(row, "labels", expected, "the run's samples.parquet is missing", UNKNOWN)
-    if len(batches.labels) != len(batches.ids):
-        return _make_check(row, "labels", expected, "batches with labels other than a whole number a sample", UNKNOWN)
-    known = (batches.ids >= 0) & (batches.ids < len(data.labels))
-    ids, found = batches.ids[known], batches.labels[known]
-    wrong = np.flatnonzero(found != data.labels[ids])
+    came, right, ids = epoch.data.batches[epoch.row.epoch].labels, epoch.data.labels, epoch.ids
+    if came is None:
+        return epoch.check("labels", expected, "not kept: no classes", NOT_APPLICABLE)
+    if len(came) != len(ids):
+        return epoch.check("labels", expected, "batches with labels other than a whole number a sample", UNKNOWN)
+    known = (ids >= 0) & (ids < len(right))
+    ids, came = ids[known], came[known]
+    wrong = np.flatnonzero(came != right[ids])
     actual = f"{len(wrong)} of {len(ids)} wrong"
     if len(wrong):
         sample_id = ids[wrong[0]]
-        actual += f", the first of them {found[wrong[0]]} where sample {sample_id} has {data.labels[sample_id]}"
-    return _make_check(row, "labels", expected, actual, not len(wrong))
+        actual += f", the first of them {came[wrong[0]]} where sample {sample_id} has {right[sample_id]}"
+    return epoch.check("labels", expected, actual, not len(wrong))
 
 
-def _check_shuffled(data: CellData, row: EpochRow) -> Check:
-    """Judge whether the order is that of an earlier epoch, where there is one; few samples have it again by chance."""
+def _check_shuffled(epoch: _JudgedEpoch) -> Check:
+    """Judge whether an earlier epoch had the same order. Few samples may have it again by chance."""
     expected = "an order of samples that no earlier epoch of the cell had"
-    ids = data.batches[row.epoch].ids
-    earlier = [epoch for epoch in data.batches if epoch < row.epoch]
+    batches = epoch.data.batches
+    earlier = [one for one in batches if one < epoch.row.epoch]
     if not earlier:
-        return _make_check(row, "shuffled", expected, "the first epoch of the cell", NOT_APPLICABLE)
-    same = [epoch for epoch in earlier if np.array_equal(data.batches[epoch].ids, ids)]
+        return epoch.check("shuffled", expected, "the first epoch of the cell", NOT_APPLICABLE)
+    same = [one for one in earlier if np.array_equal(batches[one].ids, epoch.ids)]
     if not same:
-        return _make_check(row, "shuffled", expected, "its own", PASS)
-    return _make_check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
+        return epoch.check("shuffled", expected, "its own", PASS)
+    return epoch.check("shuffled", expected, f"that of epoch {same[0]}", WARN if len(epoch.ids) < FEW else FAIL)
 
 
-def _check_early_work(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+def _check_early_work(epoch: _JudgedEpoch) -> Check:
     """Judge what the loader received and computed before the epoch's clock began, without the set-up of the cell."""
-    few = f"{tolerances.early_bytes_pct:g} % of the epoch's bytes and {tolerances.early_cpu_pct:g} % of its CPU seconds"
+    limits, cell = epoch.limits, epoch.data.cell
+    few = f"{limits.early_bytes_pct:g} % of the epoch's bytes and {limits.early_cpu_pct:g} % of its CPU seconds"
     expected = f"at most {few} between set-up or the epoch before and the epoch's clock"
-    early = measure_early(data.events, row.epoch)
-    if early is None:
-        return _make_check(row, "early_work", expected, "not counted: the run is from before it was", WARN)
-    if early.cpu_s is None or early.epoch_cpu_s is None or (early.rx_bytes is None and not data.cell.regime.is_local):
-        return _make_check(row, "early_work", expected, "not measured", UNKNOWN)
-    most_bytes = max(EARLY_BYTES, row.bytes * tolerances.early_bytes_pct / 100)
-    most_s = max(
-        tolerances.early_cpu_s * max(1, len(data.cell.ranks)), early.epoch_cpu_s * tolerances.early_cpu_pct / 100
-    )
-    received = "" if early.rx_bytes is None else f"{early.rx_bytes} of {row.bytes} bytes, "
+    early = measure_early(epoch.data.events, epoch.row.epoch)
+    if early.cpu_s is None or early.epoch_cpu_s is None or (early.rx_bytes is None and not cell.regime.is_local):
+        return epoch.check("early_work", expected, "not measured", UNKNOWN)
+    most_bytes = max(EARLY_BYTES, epoch.row.bytes * limits.early_bytes_pct / 100)
+    most_s = max(limits.early_cpu_s * max(1, len(cell.ranks)), early.epoch_cpu_s * limits.early_cpu_pct / 100)
+    received = "" if early.rx_bytes is None else f"{early.rx_bytes} of {epoch.row.bytes} bytes, "
     actual = f"{received}{early.cpu_s:.2f} s of CPU beside {early.epoch_cpu_s:.2f} s in the epoch"
     fine = (early.rx_bytes or 0) <= most_bytes and early.cpu_s <= most_s
-    return _make_check(row, "early_work", expected, actual, fine)
+    return epoch.check("early_work", expected, actual, fine)
 
 
-def _check_missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
-    expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
-    energy = data.cell.energy
-    start_ns, end_ns = (to_readings_ns(event, energy) for event in find_epoch_edges(data.events)[row.epoch])
-    readings = data.readings_of(None)
-    series = list_channels(readings, energy).series
-    found = missed_ticks(readings, series, start_ns, end_ns, round(energy.interval_ms * 1e6))
-    return _make_check(row, "missed_ticks", expected, *_judge_ticks(bool(series), *found, tolerances))
-
-
-def _judge_ticks(has_series: bool, missed: int, due: int, tolerances: Tolerances) -> tuple[str, str | bool]:
-    if not has_series:
-        return NO_SENSOR, NOT_APPLICABLE
-    if not due:
-        return "no tick in the epoch", NOT_APPLICABLE
-    share = 100 * missed / due
+def _check_ticks(epoch: _JudgedEpoch, host: HostRecord | None = None) -> Check:
+    """Judge how many ticks the energy agent of a host missed; by default of the host that drives the run."""
+    readings, energy = epoch.data.readings_of(host), epoch.data.cell.energy
+    expected = f"< {epoch.limits.missed_ticks_pct:g} % of the ticks"
+    if host is None:
+        series = list_channels(readings, energy).series
+        span_ns = to_readings_ns(epoch.start, energy), to_readings_ns(epoch.end, energy)
+    else:
+        expected += f" of host {host.host}"
+        series = frozenset((one.device, one.domain, one.source) for one in host.series)
+        span_ns = epoch.start["utc_ns"] + host.offset_ns, epoch.end["utc_ns"] + host.offset_ns
+    interval_ms = (host or energy).interval_ms
+    missed, due = missed_ticks(readings, series, *span_ns, round(interval_ms * 1e6))
+    share = 100 * missed / max(1, due)
+    actual = f"{missed} of {due} ticks ({share:.1f} %)"
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
-    return f"{missed} of {due} ticks ({share:.1f} %)", share < tolerances.missed_ticks_pct or missed <= 1
+    verdict: str | bool = share < epoch.limits.missed_ticks_pct or missed <= 1
+    if not series or not due:
+        actual, verdict = "no tick in the epoch" if series else NO_SENSOR, NOT_APPLICABLE
+    return epoch.check("missed_ticks", expected, actual, verdict, None if host is None else host.host)
 
 
-def _check_host_ticks(data: CellData, row: EpochRow, tolerances: Tolerances, host: HostRecord) -> Check:
-    start, end = find_epoch_edges(data.events)[row.epoch]
-    series = {(one.device, one.domain, one.source) for one in host.series}
-    span_ns = start["utc_ns"] + host.offset_ns, end["utc_ns"] + host.offset_ns
-    found = missed_ticks(data.readings_of(host), series, *span_ns, round(host.interval_ms * 1e6))
-    expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks of host {host.host}"
-    return _make_check(row, "missed_ticks", expected, *_judge_ticks(bool(series), *found, tolerances), host.host)
-
-
-def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -> Check:
-    """Judge a host's clock against the lead's; the offset itself is accounted for, its error is in the row's."""
-    expected = f"< {tolerances.clock_offset_ms:g} ms between the clocks of host {host.host} and the lead"
+def _check_host_clock(epoch: _JudgedEpoch, host: HostRecord) -> Check:
+    """Judge a host's clock by the lead's. Rows account for the offset, and error bounds for the offset's error."""
+    limit_ms = epoch.limits.clock_offset_ms
+    expected = f"< {limit_ms:g} ms between the clocks of host {host.host} and the lead"
     measured = (("before", host.clock_before), ("after", host.clock_after))
     actual = ", ".join(
         f"{when} {clock.offset_ms:+.3f} ± {clock.error_ms:.3f} ms ({clock.source})" for when, clock in measured
     )
     set_since = [event.message for event in host.events if event.kind == "clock-step"]
     if not set_since and all(clock.source == ONE_CLOCK for _, clock in measured):
-        return _make_check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE, host.host)
-    fine = not set_since and all(abs(clock.offset_ms) < tolerances.clock_offset_ms for _, clock in measured)
-    return _make_check(row, "clock_offset", expected, "; ".join([*set_since, actual]), fine, host.host)
+        return epoch.check("clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE, host.host)
+    fine = not set_since and all(abs(clock.offset_ms) < limit_ms for _, clock in measured)
+    return epoch.check("clock_offset", expected, "; ".join([*set_since, actual]), fine, host.host)
 
 
-def _check_sensors(data: CellData, row: EpochRow) -> Check:
-    """Warn of what leaves the row's joules unknown; its times are no worse for it."""
-    unread = [f"not readable: {u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
-    unread += [f"lost: {event.message}" for event in _list_energy_events(data, row) if event.kind == "sensor-lost"]
-    expected = "every part of the host that was found is read, or else its domain and the total are unknown"
-    if not unread and not data.cell.energy.series:
-        return _make_check(row, "sensors", expected, NO_SENSOR, NOT_APPLICABLE)
-    return _warn(row, "sensors", expected, "; ".join(unread), "none unreadable")
+def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Warn of lost sensors and of an agent that died. They spoil the row's joules, and leave its times as they are."""
+    energy, events = epoch.data.cell.energy, epoch.list_energy_events()
+    unread = [f"not readable: {one.device} {one.domain} ({one.reason})" for one in energy.unreadable]
+    unread += [f"lost: {event.message}" for event in events if event.kind == "sensor-lost"]
+    died = [event.message for event in events if event.kind in ("agent-died", "agent-back")]
+    every = "every part of the host that was found is read, or else its domain and the total are unknown"
+    for rule, expected, found, otherwise in (
+        ("sensors", every, unread, "none unreadable"),
+        ("energy_agent", "the energy agent samples throughout", died, "it did"),
+    ):
+        if not found and not energy.series:
+            yield epoch.check(rule, expected, NO_SENSOR, NOT_APPLICABLE)
+        else:
+            yield epoch.warn(rule, expected, "; ".join(found), otherwise)
 
 
-def _check_agent(data: CellData, row: EpochRow) -> Check:
-    """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
-    expected = "the energy agent samples throughout"
-    died = [event.message for event in _list_energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
-    if not died and not data.cell.energy.series:
-        return _make_check(row, "energy_agent", expected, NO_SENSOR, NOT_APPLICABLE)
-    return _warn(row, "energy_agent", expected, "; ".join(died), "it did")
-
-
-def _warn(row: EpochRow, rule: str, expected: str, found: str, otherwise: str) -> Check:
-    """Return a check that warns of a finding, where there is one."""
-    return _make_check(row, rule, expected, found or otherwise, WARN if found else PASS)
-
-
-def _list_energy_events(data: CellData, row: EpochRow) -> list[Event]:
-    """Return the events that the energy agent reported within an epoch."""
-    start_ns, end_ns = (to_readings_ns(event, data.cell.energy) for event in find_epoch_edges(data.events)[row.epoch])
-    return [event for event in data.cell.energy.events if start_ns <= event.t_ns <= end_ns]
-
-
-def _check_clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+def _check_clock(epoch: _JudgedEpoch) -> Check:
     """Judge the offset between the nodes' clocks; where both nodes are one machine there is one clock."""
-    offset_ms = data.cell.clock_offset_ms
-    # Cells of older runs store an offset of 0.0, which nothing measured, for their one clock.
-    one_clock = data.cell.clock == ONE_CLOCK or offset_ms == 0.0
-    expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
-    for event in _list_energy_events(data, row):
+    offset_ms, limit_ms = epoch.data.cell.clock_offset_ms, epoch.limits.clock_offset_ms
+    expected = f"< {limit_ms:g} ms between the nodes' clocks"
+    for event in epoch.list_energy_events():
         if event.kind == "clock-step":
-            return _make_check(row, "clock_offset", expected, event.message, FAIL)
-    if one_clock:
-        return _make_check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
+            return epoch.check("clock_offset", expected, event.message, FAIL)
+    if epoch.data.cell.clock == ONE_CLOCK:
+        return epoch.check("clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
     if offset_ms is None:
-        return _make_check(row, "clock_offset", expected, "not measured", UNKNOWN)
-    return _make_check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
+        return epoch.check("clock_offset", expected, "not measured", UNKNOWN)
+    return epoch.check("clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < limit_ms)
 
 
-def _check_alone(data: CellData, row: EpochRow) -> Check:
-    others = data.cell.other_runs
+def _check_alone(epoch: _JudgedEpoch) -> Check:
+    others = epoch.data.cell.other_runs
     found = f"{len(others)} other: {', '.join(others)}" if others else ""
-    return _warn(row, "alone", "no other run on this machine: each counts the CPU joules of both", found, "none seen")
+    expected = "no other run on this machine: each counts the CPU joules of both"
+    return epoch.warn("alone", expected, found, "none seen")
 
 
-def _check_cpu_parts(data: CellData, row: EpochRow) -> Check:
+def _check_cpu_parts(epoch: _JudgedEpoch) -> Check:
     """Warn of processes that used more CPU than there was: the CPU's joules then leave too little for `other_j`."""
     expected = f"the run's processes use the CPU time of the processors, or at most {100 * MOST_EXCESS:g} % more"
-    counted = {"": count_cpu_s(data.events, *find_epoch_edges(data.events)[row.epoch])}
+    data = epoch.data
+    counted = {"": count_cpu_s(data.events, epoch.start, epoch.end)}
     if data.cell.hosts:
-        used = {host: epochs.get(row.epoch, {}) for host, epochs in data.cell.host_cpu_s.items()}
+        used = {host: epochs.get(epoch.row.epoch, {}) for host, epochs in data.cell.host_cpu_s.items()}
         counted = {f" on {host}": (parts.get("busy", 0.0), parts) for host, parts in used.items()}
     texts, found = [], []
     for where, (whole_s, parts) in counted.items():
@@ -391,59 +400,57 @@ def _check_cpu_parts(data: CellData, row: EpochRow) -> Check:
         texts.append(f"{parts_s:.2f} s of {whole_s:.2f} s{where}")
         if excess_s > whole_s * MOST_EXCESS + ROUNDING_S:
             found.append(texts[-1])
-    return _warn(row, "cpu_parts", expected, "; ".join(found), "; ".join(texts))
+    return epoch.warn("cpu_parts", expected, "; ".join(found), "; ".join(texts))
 
 
-def _check_disturbance(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
-    start, end = find_epoch_edges(data.events)[row.epoch]
-    taken = measure_others(start, end)
-    few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
-    expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
+def _check_others(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge how much of the processors others took."""
+    limits, taken = epoch.limits, measure_others(epoch.start, epoch.end)
+    expected = f"CPU of others ≤ {limits.others_cpu_pct:g} % of the CPUs, at most {limits.others_cpus:g} of them"
+    stolen = f"≤ {limits.steal_pct:g} % of the CPUs' time stolen"
     if taken is None:
-        unseen = ("not counted: the run is from before it was", WARN)
-        if all("cpu_at_s" in event for event in (start, end)):
-            unseen = ("not measured: the kernel does not count what the processors do", UNKNOWN)
-        yield _make_check(row, "others_cpu", expected, *unseen)
-        yield _make_check(row, "steal", stolen, *unseen)
-    else:
-        capacity_s = taken.cpus * taken.span_s
-        allowed_s = taken.span_s * min(taken.cpus * tolerances.others_cpu_pct / 100, tolerances.others_cpus)
-        actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
-        actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
-        actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
-        yield _make_check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
-        steal_s = capacity_s * tolerances.steal_pct / 100 + ROUNDING_S
-        yield _make_check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
-    if not (regime := data.cell.regime).is_local:
-        yield from _check_pings(row, regime, summarize_pings(data, start, end), tolerances)
-
-
-def _check_pings(row: EpochRow, regime: Regime, seen: LinkPings | None, tolerances: Tolerances) -> Iterable[Check]:
-    paused = f"no packet held for more than {tolerances.link_pause_ms:g} ms"
-    held = f"≤ {tolerances.link_held_pct:g} % of the pings held for more than {tolerances.link_held_ms:g} ms"
-    if seen is None:
-        for rule, expected in (("link_pause", paused), ("link_held", held)):
-            yield _make_check(row, rule, expected, "not watched: the run is from before it was", WARN)
+        for rule, text in (("others_cpu", expected), ("steal", stolen)):
+            actual = "not measured: the kernel does not count what the processors do"
+            yield epoch.check(rule, text, actual, UNKNOWN)
         return
-    many = f"{seen.sent} pings of {seen.due}"
+    capacity_s = taken.cpus * taken.span_s
+    allowed_s = taken.span_s * min(taken.cpus * limits.others_cpu_pct / 100, limits.others_cpus)
+    actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
+    actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
+    actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
+    yield epoch.check("others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
+    steal_s = capacity_s * limits.steal_pct / 100 + ROUNDING_S
+    yield epoch.check("steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
+
+
+def _check_pings(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge how a link carried pings within the epoch."""
+    limits, regime = epoch.limits, epoch.data.cell.regime
+    if regime.is_local:
+        return
+    paused = f"no packet held for more than {limits.link_pause_ms:g} ms"
+    held = f"≤ {limits.link_held_pct:g} % of the pings held for more than {limits.link_held_ms:g} ms"
+    seen = summarize_pings(epoch.data, epoch.start, epoch.end)
+    if seen is None:
+        yield epoch.check("link_held", held, "not watched", UNKNOWN)
+        return
     if not seen.sent and seen.due <= 1:
         for rule, expected in (("link_pause", paused), ("link_held", held)):
-            yield _make_check(row, rule, expected, "no ping in the epoch", NOT_APPLICABLE)
+            yield epoch.check(rule, expected, "no ping in the epoch", NOT_APPLICABLE)
         return
     if seen.sent < seen.due // 2:
-        yield _make_check(row, "link_held", held, many, UNKNOWN)
+        yield epoch.check("link_held", held, f"{seen.sent} pings of {seen.due}", UNKNOWN)
         return
     line = "" if seen.pause_ms is None else f", the delay line's own longest pause {seen.pause_ms:.0f} ms"
     longest = max(seen.held_ms, default=0.0)
-    fine = seen.longest_ms <= tolerances.link_pause_ms
-    yield _make_check(row, "link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
-    slow = sum(one > tolerances.link_held_ms for one in seen.held_ms)
-    # A single one is over the share of a short epoch, and says nothing of it.
-    fine = slow <= 1 or 100 * slow <= tolerances.link_held_pct * seen.sent
-    yield _make_check(row, "link_held", held, f"{slow} of {seen.sent}", fine)
+    fine = seen.longest_ms <= limits.link_pause_ms
+    yield epoch.check("link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
+    slow = sum(one > limits.link_held_ms for one in seen.held_ms)
+    # In a short epoch a single slow ping is over the share, and shows nothing.
+    fine = slow <= 1 or 100 * slow <= limits.link_held_pct * seen.sent
+    yield epoch.check("link_held", held, f"{slow} of {seen.sent}", fine)
     most = math.floor(seen.predict_lost(regime, CHANCE)) + 1
-    yield _make_check(row, "pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
+    yield epoch.check("pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
 
 
 def _check_spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from harness.config.specs import Tolerances
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
-from harness.results.cell_folder import DamagedCell, load_cell
+from harness.results.cell_folder import CellData, DamagedCell, load_cell
 from harness.results.checks import FAIL, NOT_APPLICABLE, PASS, WARN, Check, judge
-from harness.results.epoch_row import EpochRow, write_rows
-from harness.results.epochs import CellData, make_epoch_rows
+from harness.results.epoch_row import EpochRow, RankRow, write_rows
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
+from harness.results.make_rows import make_epoch_rows, make_rank_rows
 from harness.results.metrics import EpochMetrics, make_epoch_metrics
 from harness.results.provenance import list_changes
-from harness.results.ranks import RankRow, rank_rows
 from harness.system.disk import disk_errors
 from harness.system.program import run_program
 
@@ -56,7 +55,7 @@ def collect(run: RunFolder) -> Collected:
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     metrics = [one for cell in cells for one in make_epoch_metrics(cell)]
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
-    if ranks := [one for cell in cells for one in rank_rows(cell)]:
+    if ranks := [one for cell in cells for one in make_rank_rows(cell)]:
         write_rows(ranks, RankRow, run.folder / "ranks.parquet", run.folder / "ranks.csv")
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
     write_json(run.checks, [asdict(check) for check in checks])

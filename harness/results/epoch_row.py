@@ -1,4 +1,4 @@
-"""The epoch row: what epochs.parquet stores, and epochs.csv shows, of one epoch of one cell.
+"""The schemas of a row: of one epoch in epochs.parquet and epochs.csv, of one epoch and rank in ranks.parquet.
 
 `write_rows` and `read_rows` store the rows of any such class: a frozen dataclass whose fields are text, whole numbers
 or floats, each of them known or None.
@@ -35,9 +35,8 @@ class EpochRow:
     loader: str
     regime: str
     rtt_ms: float
-    jitter_ms: float | None = None
-    """None in folders of runs from before the column, as is `loss_pct`. Their config has both."""
-    loss_pct: float | None = None
+    jitter_ms: float = 0.0
+    loss_pct: float = 0.0
     repeat: int
     epoch: int
     start_utc: str
@@ -66,21 +65,20 @@ class EpochRow:
     energy_error_j: float | None
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
     net_j: float | None = None
-    """`total_j` without what the hosts draw idle; may be negative. None without a baseline of each part."""
+    """`total_j` without the idle joules of the hosts; may be negative. None without a baseline of each part."""
     j_per_gb: float | None = None
-    """`total_j` per 10^9 bytes of the samples. None where joules are unknown, and in folders from before the column."""
+    """`total_j` per 10^9 bytes of the samples. None where joules are unknown."""
     j_per_sample: float | None = None
-    """`total_j` per sample, likewise."""
     stalled_j: float | None = None
     """Joules of the accelerator while the step waited for batches. None where no board is measured or emulated."""
     cpu_net_j: float | None = None
-    """`cpu_j` without what the CPUs draw idle; may be negative. None without a baseline, as `idle_j`."""
+    """`cpu_j` without the idle joules of the CPUs; may be negative. None without a baseline, as is `idle_j`."""
     idle_j: float | None = None
-    """What the CPUs draw idle: `cpu_j` is `cpu_net_j` and this."""
+    """Idle joules of the CPUs: `cpu_j` is the sum of `cpu_net_j` and `idle_j`."""
     loader_j: float | None = None
-    """CPU joules of the cell and its workers, by CPU time; the following five are those of others. The six add up to
-    `cpu_net_j`, and to `cpu_j` where no baseline was taken. All are None where the host was not idle meanwhile, and one
-    is None for what has no process of its own."""
+    """CPU joules of the cell and its workers, by CPU time. This and the following five add up to `cpu_net_j`, and to
+    `cpu_j` where no baseline was taken. All six are None where the host was not idle during its baseline. One is None
+    where the part has no process of its own."""
     daemon_j: float | None = None
     mount_j: float | None = None
     link_j: float | None = None
@@ -117,6 +115,34 @@ class EpochRow:
     def estimated(self) -> frozenset[str]:
         """Domains whose joules are an estimate."""
         return frozenset(domain for domain, source in self.sources.items() if "estimate" in source)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One row of ranks.csv: what one rank did in the epoch of epochs.csv with the same cell_id and epoch."""
+
+    cell_id: str
+    epoch: int
+    rank: int
+    host: str
+    address: str
+    """Of its node on the data network."""
+    duration_s: float
+    """From the epoch's start to the end of the rank's own last step. The epoch lasts as long as its slowest rank."""
+    samples: int
+    bytes: int
+    steps: int
+    stall_s: float
+    """Time the rank waited for batches."""
+    compute_s: float
+    """Time of its steps without the synchronisation."""
+    sync_s: float | None
+    """Time after its own gradients until those of all ranks were there; None where no gradients are synchronised."""
+    ranks_wait_s: float | None
+    """The part of `sync_s` beyond the synchronisation time of each step's last rank: the wait for slower ranks."""
+    au: float | None
+    rx_bytes: int | None
+    """On the data interface of its node, of all ranks there; None for local data."""
 
 
 class _OfCell(Protocol):
@@ -158,16 +184,18 @@ def write_rows(rows: Sequence[object], row_type: type, parquet: Path, csv: Path)
 
 
 def read_rows(path: Path, row_type: type[Row]) -> tuple[Row, ...]:
-    """Read the rows of a Parquet file. A column with a default may be absent. No file is no row.
+    """Read the rows of a Parquet file. No file is no row.
 
-    Raises ResultsError, which names the file, for a damaged one.
+    Raises ResultsError (made of a ValueError), which names the file, for a damaged one and for one without a column.
     """
     if not path.exists():
         return ()
+    schema = make_schema(row_type)
     with refuse_damage(path, COLLECT):
         table = pq.read_table(path)
-        stored = pa.schema([field for field in make_schema(row_type) if field.name in table.column_names])
-        return tuple(row_type(**record) for record in table.select(stored.names).cast(stored).to_pylist())
+        if missing := [name for name in schema.names if name not in table.column_names]:
+            raise ValueError(f"it has no column {missing[0]}")
+        return tuple(row_type(**record) for record in table.select(schema.names).cast(schema).to_pylist())
 
 
 def make_schema(row_type: type) -> pa.Schema:

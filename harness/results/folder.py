@@ -1,41 +1,94 @@
-"""The folder of a run: the paths of its files, its lock, and the files that are set aside in it."""
+"""The folder of a run: the paths of its files, its lock, its ledger, and the files that are set aside in it."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import platform
 import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.specs import Experiment, Tolerances
 from harness.errors import ResultsError
-from harness.results.cells import Cell
-from harness.results.files import RUN, parse_value, read_json, refuse_damage
+from harness.results.cells import Cell, CellRecord
+from harness.results.files import RUN, parse_value, read_json, read_versioned, refuse_damage
 from harness.results.provenance import Provenance
 
 NEW_RUN = "start a new run"
+FORMAT: Final = 1
+"""Version of a run's files. It rises with every change after which older files cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """plan.json: the cells of a run, and what a resumed run must have in common with it."""
 
+    format: int = FORMAT
     run_id: str = ""
     experiment: str = ""
     config_hash: str = ""
     dataset_hash: str = ""
     seed: int = 0
     cells: Sequence[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """One line of the ledger: what happened to a cell, and when."""
+
+    t_utc: str
+    cell_id: str
+    """Empty for an event of the whole run."""
+    event: str
+    """started, done, failed, interrupted, damaged, resumed or note."""
+    message: str = ""
+
+
+class Ledger:
+    """Appends one JSON line per event and syncs it to disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, event: str, cell_id: str = "", message: str = "") -> None:
+        """Write one entry; it is on disk when this returns."""
+        entry = LedgerEntry(datetime.now(UTC).isoformat(timespec="milliseconds"), cell_id, event, message)
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            # A killed run may have left a torn last line.
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write((json.dumps(asdict(entry)) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_entries(self) -> list[LedgerEntry]:
+        """Return the entries, oldest first. A torn last line, as a killed run leaves it, is left out.
+
+        Raises ResultsError, which names any other line that cannot be read.
+        """
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found: list[LedgerEntry] = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                found.append(parse_value(LedgerEntry, json.loads(line)))
+            except ValueError as error:
+                if number < len(lines):
+                    why = " ".join(str(error).split())
+                    message = f"{self.path}, line {number}: not a ledger entry ({why}); remove the line"
+                    raise ResultsError(message) from error
+        return found
 
 
 def format_resume_command(folder: Path, results_dir: str) -> str:
@@ -144,9 +197,9 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
-    def read_plan(self) -> Plan:
-        """Return plan.json. Raises ResultsError when it is damaged."""
-        return read_json(self.plan, Plan, NEW_RUN)
+    def read_plan(self) -> RunPlan:
+        """Return plan.json. Raises ResultsError when it is damaged, or of another version of joulefeed."""
+        return read_versioned(self.plan, RunPlan, FORMAT, NEW_RUN)
 
     def read_config(self) -> DictConfig:
         """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""
@@ -178,7 +231,7 @@ class RunFolder:
         return content
 
     def read_sessions(self) -> dict[str, Provenance]:
-        """Return every provenance file by name, the first session's first. Raises ResultsError when one is damaged."""
+        """Return every provenance file by name, in the order of sessions. Raises ResultsError when one is damaged."""
         later = sorted(self.folder.glob("provenance-*.json"), key=lambda path: (len(path.name), path.name))
         return {path.name: self.read_session(path.name) for path in (self.provenance, *later) if path.exists()}
 
@@ -195,20 +248,16 @@ class RunFolder:
         return self.cell_folder(cell_id).exists()
 
     def find_sessions(self, cell_ids: Iterable[str]) -> dict[str, str]:
-        """Return the provenance file of each finished cell that can be read.
-
-        Cells of older runs do not name one. They belong to the first session.
-        """
+        """Return the name of the provenance file of each finished cell that can be read."""
         found = {}
         for cell_id in cell_ids:
             # A damaged cell belongs to no session.
             with suppress(ResultsError):
-                stored = read_json(self.cell_folder(cell_id) / "cell.json", dict[str, object], RUN)
-                found[cell_id] = str(stored.get("provenance", self.provenance.name))
+                found[cell_id] = read_json(self.cell_folder(cell_id) / "cell.json", CellRecord, RUN).provenance
         return found
 
     def name_provenance(self) -> Path:
-        """Return the path of this session's provenance. A resumed run keeps that of each session."""
+        """Return the path of this session's provenance. A resumed run keeps the provenance of each session."""
         n, path = 1, self.provenance
         # A lost file is not replaced: its cells would pass for measured in this session.
         used = set(self.find_sessions(cell.name for cell in self.cells.iterdir()).values())

@@ -1,28 +1,26 @@
-"""What else an epoch was, beside its row: latencies, preprocessing times, losses, memory, disks, network, GPU; pure."""
+"""The metrics of an epoch beside its row: latencies, preprocessing, losses, memory, disks, network, link, GPU; pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
-from harness.results.disturbance import measure_others, summarize_pings
-from harness.results.early import measure_early
-from harness.results.epochs import (
-    CellData,
-    EpochBatches,
-    compute_gpu_util,
-    compute_setup_s,
-    find_epoch_edges,
-    select_rows,
-)
-from harness.results.ranks import RankRow, rank_edges, rank_rows
+from harness.config.regime import Regime
+from harness.results.cell_folder import CellData, EpochBatches
+from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others, sum_over_ranks
+from harness.results.epoch_row import RankRow
+from harness.results.make_rows import make_rank_rows, select_resources
 from harness.testbed.caches import MAPPED_STAY
+from harness.testbed.link.measure.watch import INTERVAL_S, Ping
+
+JITTERS = 4
+"""Standard deviations of the delay by which packets that keep their order come late, each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +29,14 @@ class EpochMetrics:
 
     cell_id: str
     epoch: int
-    loader_made_s: float | None
-    """`setup_s` of epochs.csv, which older runs have here alone."""
     first_batch_s: float
     """From the epoch's start to its first batch."""
     batch_p50_s: float
     """Batch latency: how long the step waited for a batch, of all batches of the epoch."""
     batch_p95_s: float
     batch_p99_s: float
-    skipped_samples: int | None
-    """Samples that the loader left out under on_error=skip; None where a cell of an older run did not count them."""
+    skipped_samples: int
+    """Samples that the loader left out under on_error=skip."""
     steady_samples_per_s: float | None
     """From the end of the first step to the end of the epoch; None for one batch."""
     work_mean_s: float | None
@@ -61,15 +57,13 @@ class EpochMetrics:
     pss_peak_bytes: int | None
     """Memory of the cell and its workers, what they share counted once: the most that was seen."""
     rss_peak_bytes: int | None
-    """The same with shared memory counted for each process; looked at four times a second."""
+    """The same with shared memory counted for each process; read four times a second."""
     disk_read_bytes: int | None
     """Of the host's disks."""
     disk_written_bytes: int | None
     rx_bytes: int | None
     """On the data interface; None for local data."""
     tx_bytes: int | None
-    gpu_util: float | None
-    """Mean over the epoch and the cell's boards, 0 to 1."""
     gpu_mem_peak_bytes: int | None
     """Of the board on which most was used."""
     others_cpu_s: float | None
@@ -82,49 +76,92 @@ class EpochMetrics:
     """Longest time for which the link held a ping, beyond what round trip, jitter and queue explain."""
     link_pause_ms: float | None
     """Longest pause of the delay line; None for local data and under netem."""
-    ranks: int | None = None
-    """Ranks that trained together; None in folders of runs from before the column."""
-    ranks_wait_s: float | None = None
+    ranks: int
+    """Ranks that trained together."""
+    ranks_wait_s: float | None
     """Longest time that a rank waited for slower ones; None for one rank, and where no gradients are synchronised."""
-    rank_samples_most: int | None = None
+    rank_samples_most: int | None
     """Samples of the rank that had most; None for one rank."""
-    cpu_user_s: float | None = None
-    """The part of `cell_cpu_s` in user mode. None in folders of runs from before the column, as are those below."""
-    cpu_system_s: float | None = None
+    cpu_user_s: float | None
+    """The part of `cell_cpu_s` in user mode."""
+    cpu_system_s: float | None
     """The part of `cell_cpu_s` in the kernel."""
-    early_cpu_s: float | None = None
+    early_cpu_s: float | None
     """CPU seconds of the cell and its workers after set-up, or after the epoch before, until the epoch's start."""
-    early_rx_bytes: int | None = None
-    """Bytes received on the data interface meanwhile, of several ranks by the node that received most."""
-    storage_read_bytes: int | None = None
+    early_rx_bytes: int | None
+    """Bytes received on the data interface in this time, of several ranks by the node that received most."""
+    storage_read_bytes: int | None
     """Read from disks where the samples are stored: on one machine by the processes that read samples or serve them, on
     other hosts by all programs. None where it is not counted."""
-    read_amplification: float | None = None
+    read_amplification: float | None
     """`storage_read_bytes` over the bytes of the samples that came from there.
 
     None where nothing was read from a disk that the kernel counts, where caches were not dropped before the epoch, or
-    where another program dropped them meanwhile, so that samples were read again."""
+    where another program dropped them within the epoch, so that samples were read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPings:
+    """What the pings of an epoch showed of its link."""
+
+    due: int
+    """Pings that there was time for."""
+    sent: int
+    lost: int
+    held_ms: tuple[float, ...]
+    """For each answer: how much longer it took than the round trip, the jitter, and the bytes that the link carried
+    before it explain."""
+    pause_ms: float | None
+    """The delay line's own longest pause; None for a link that the kernel makes."""
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest time for which the link held a packet."""
+        return max((*self.held_ms, self.pause_ms or 0.0))
+
+    def predict_lost(self, regime: Regime, errors: float) -> float:
+        """Return how many pings the regime's loss explains, with `errors` standard errors of chance."""
+        share = 1 - (1 - regime.loss_pct / 100) ** 2
+        return self.sent * share + errors * math.sqrt(self.sent * share * (1 - share))
+
+
+def summarize_pings(data: CellData, start: CellEvent, end: CellEvent) -> LinkPings | None:
+    """Return what the pings showed of the link between two events. None where it was not watched."""
+    if data.pings is None:
+        return None
+    regime = data.cell.regime
+    pings = [ping for ping in data.pings if start["utc_ns"] <= ping.utc_ns <= end["utc_ns"]]
+    held = tuple(_compute_held_ms(ping, ping.rtt_ms, regime) for ping in pings if ping.rtt_ms is not None)
+    pause_s = data.link.get_epoch(start["epoch"]).pause_s
+    return LinkPings(
+        due=int((end["utc_ns"] - start["utc_ns"]) / 1e9 / INTERVAL_S),
+        sent=len(pings),
+        lost=len(pings) - len(held),
+        held_ms=held,
+        pause_ms=None if pause_s is None else pause_s * 1e3,
+    )
+
+
+def _compute_held_ms(ping: Ping, rtt_ms: float, regime: Regime) -> float:
+    assert regime.rate_gbit is not None
+    carrying_ms = (ping.carried_bytes or 0) * 8 / (regime.rate_gbit * 1e6)
+    return max(0.0, rtt_ms - regime.rtt_ms - 2 * JITTERS * regime.jitter_ms - carrying_ms)
 
 
 def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
     """Return the metrics of every epoch that began and ended."""
-    edges = find_epoch_edges(data.events)
-    skipped = skipped_by_epoch(data.events)
-    ranks = rank_rows(data)
-    made = compute_setup_s(data.events)
+    skipped, ranks = skipped_by_epoch(data.events), make_rank_rows(data)
     after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
     return [
         _measure_epoch(
             data,
             start,
             end,
-            data.batches[epoch],
-            made_s=made if epoch == min(edges) else None,
             pss_after=after.get(epoch),
-            skipped=skipped[epoch].count if epoch in skipped else 0 if data.cell.on_error is not None else None,
+            skipped=skipped[epoch].count if epoch in skipped else 0,
             ranks=[row for row in ranks if row.epoch == epoch],
         )
-        for epoch, (start, end) in edges.items()
+        for epoch, (start, end) in find_epoch_edges(data.events).items()
     ]
 
 
@@ -132,23 +169,20 @@ def _measure_epoch(
     data: CellData,
     start: CellEvent,
     end: CellEvent,
-    batches: EpochBatches,
     *,
-    made_s: float | None,
     pss_after: int | None,
-    skipped: int | None,
+    skipped: int,
     ranks: Sequence[RankRow],
 ) -> EpochMetrics:
-    seen = select_rows(data.resources, start, end)
+    epoch = start["epoch"]
+    batches, seen = data.batches[epoch], select_resources(data.resources, start, end)
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
     taken, link = measure_others(start, end), summarize_pings(data, start, end)
-    early = measure_early(data.events, start["epoch"])
-    carried = data.link.get_epoch(start["epoch"])
+    early, carried = measure_early(data.events, epoch), data.link.get_epoch(epoch)
     return EpochMetrics(
         cell_id=data.cell.cell_id,
-        epoch=start["epoch"],
-        loader_made_s=made_s,
+        epoch=epoch,
         first_batch_s=max(float(part.wait_s[0]) for part in batches.of_ranks()),
         batch_p50_s=float(p50),
         batch_p95_s=float(p95),
@@ -159,21 +193,20 @@ def _measure_epoch(
         loss_first=loss[0] if loss else None,
         loss_last=loss[-1] if loss else None,
         loss_mean=float(np.mean(loss)) if loss else None,
-        cell_cpu_s=_sum_ranks(data, start, end, "cell_cpu_s"),
-        cpu_user_s=_sum_ranks(data, start, end, "cell_user_s"),
-        cpu_system_s=_sum_ranks(data, start, end, "cell_system_s"),
-        early_cpu_s=None if early is None else early.cpu_s,
-        early_rx_bytes=None if early is None else early.rx_bytes,
+        cell_cpu_s=sum_over_ranks(data.events, epoch, "cell_cpu_s"),
+        cpu_user_s=sum_over_ranks(data.events, epoch, "cell_user_s"),
+        cpu_system_s=sum_over_ranks(data.events, epoch, "cell_system_s"),
+        early_cpu_s=early.cpu_s,
+        early_rx_bytes=early.rx_bytes,
         storage_read_bytes=_measure_storage_read(data, start, end),
         read_amplification=_compute_amplification(data, start, end),
         pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
         rss_peak_bytes=_find_max(row.rss_bytes for row in seen),
-        disk_read_bytes=_subtract(start, end, "disk_read_bytes"),
-        disk_written_bytes=_subtract(start, end, "disk_written_bytes"),
-        # What watched the link is left out of what the loader had carried over it.
-        rx_bytes=carried.rx_bytes if data.link.epochs else _subtract(start, end, "rx_bytes"),
-        tx_bytes=carried.tx_bytes if data.link.epochs else _subtract(start, end, "tx_bytes"),
-        gpu_util=compute_gpu_util(data, start, end),
+        disk_read_bytes=measure_growth(start, end, "disk_read_bytes"),
+        disk_written_bytes=measure_growth(start, end, "disk_written_bytes"),
+        # The link's counters leave out the packets that watched it.
+        rx_bytes=carried.rx_bytes if data.link.epochs else measure_growth(start, end, "rx_bytes"),
+        tx_bytes=carried.tx_bytes if data.link.epochs else measure_growth(start, end, "tx_bytes"),
         gpu_mem_peak_bytes=_find_max(row.gpu_mem_bytes for row in seen),
         others_cpu_s=None if taken is None else taken.cpu_s,
         steal_s=None if taken is None else taken.steal_s,
@@ -192,10 +225,12 @@ def _measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> i
         return data.cell.storage_reads.get(start["epoch"])
     if len({rank.host for rank in data.cell.ranks}) > 1:
         return None
-    served = [_subtract(start, end, f"{part}_read_bytes") for part in ("daemon", "mount") if f"{part}_cpu_s" in start]
+    served = [
+        measure_growth(start, end, f"{part}_read_bytes") for part in ("daemon", "mount") if f"{part}_cpu_s" in start
+    ]
     # What the cell reads itself is code, where all samples come from a daemon or a mount.
     is_own = not served or _is_local(data) or data.cell.placement.kind != "remote"
-    own = [_sum_ranks(data, start, end, "cell_read_bytes")] if is_own else []
+    own = [sum_over_ranks(data.events, start["epoch"], "cell_read_bytes")] if is_own else []
     return None if None in (*served, *own) else int(sum((*served, *own)))
 
 
@@ -205,21 +240,15 @@ def _is_local(data: CellData) -> bool:
 
 
 def _compute_amplification(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
+    """Return the bytes read from disks over the bytes of the samples that came from there."""
     read, placement = _measure_storage_read(data, start, end), data.cell.placement
     remote_alone = bool(data.cell.hosts) and not _is_local(data) and placement.kind == "half"
     brought = placement.remote_bytes if remote_alone else data.count_bytes(start["epoch"])
     was_cold = bool(data.cell.caches) and MAPPED_STAY not in data.cell.caches
-    was_left_alone = not _subtract(start, end, "cache_drops")
-    told = bool(read and brought) and was_cold and was_left_alone and data.cell.reads != "once"
-    return read / brought if read and told else None
-
-
-def _sum_ranks(data: CellData, start: CellEvent, end: CellEvent, counter: str) -> float | None:
-    """Return by how much a counter grew over all ranks; None where a cell of an older run did not read it."""
-    edges = rank_edges(data.events)
-    others = [edges[rank][start["epoch"]] for rank in edges if rank]
-    each = [_subtract(begin, stop, counter) for begin, stop in [(start, end), *others]]
-    return None if None in each else float(sum(each))
+    stayed_cold = was_cold and not measure_growth(start, end, "cache_drops")
+    if not read or not brought or not stayed_cold or data.cell.reads == "once":
+        return None
+    return read / brought
 
 
 def _compute_steady_rate(batches: EpochBatches, duration_s: float) -> float | None:
@@ -236,12 +265,6 @@ def _summarize_work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float |
     p50, p75, p90 = np.percentile(work_s, (50, 75, 90))
     values = (work_s.mean(), p50, p75, p90, work_s.min(), work_s.max(), work_s.std())
     return {f"work_{name}_s": float(value) for name, value in zip(names, values, strict=True)}
-
-
-def _subtract(start: CellEvent, end: CellEvent, counter: str) -> Any:
-    """Return by how much a counter grew; None where a cell of an older run did not read it."""
-    before, after = start.get(counter), end.get(counter)
-    return None if before is None or after is None else after - before
 
 
 def _find_max(values: Iterable[int | None]) -> int | None:

@@ -56,6 +56,6 @@ def store_preparations(folder: Path, found: Sequence[Preparation]) -> None:
 
 
 def read_preparations(folder: Path) -> tuple[Preparation, ...]:
-    """Return what a run's folder has of them; none in older folders. Raises ResultsError for a damaged file."""
+    """Return the costs that a run's folder has; none where no cost is known. Raises ResultsError for a damaged file."""
     path = folder / PREPARATION
     return read_json(path, tuple[Preparation, ...], RUN) if path.exists() else ()

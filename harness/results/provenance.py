@@ -21,16 +21,8 @@ from typing import Any
 import psutil
 
 _PACKAGES = (
-    "joulefeed",
-    "torch",
-    "torchvision",
-    "nvidia-dali-cuda130",
-    "pyzmq",
-    "msgpack",
-    "pillow",
-    "numpy",
-    "hydra-core",
-    "nvidia-ml-py",
+    *("joulefeed", "torch", "torchvision", "nvidia-dali-cuda130", "pyzmq", "msgpack", "pillow", "numpy"),
+    *("hydra-core", "nvidia-ml-py"),
 )
 _SYSCTLS = (
     "kernel/perf_event_paranoid",
@@ -84,7 +76,7 @@ def _make_field(value: object, source: str) -> Field:
 def describe_machine(targets: Iterable[str]) -> Provenance:
     """Return the sections that are known before anything starts: host, packages, source, environment, installed.
 
-    `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
+    `targets` are the import paths of an experiment's classes. Their files count as source, in whatever folder.
     """
     versions = {one.name: one.version for one in metadata.distributions() if one.name}
     installed = {name: versions[name] for name in sorted(versions, key=str.lower)}
@@ -101,40 +93,36 @@ def describe_machine(targets: Iterable[str]) -> Provenance:
 def list_changes(before: Provenance, now: Provenance) -> list[str]:
     """Return the differences of two records that change a measurement: "host.kernel: 6.2, was 6.1".
 
-    Only sections that both have are compared. A record from before environment and packages were complete has fewer
-    fields; those that it lacks are left out.
+    Only sections that both have are compared: what `describe_machine` returns has no testbed and no sensors.
     """
     sections = [name for name in now if name in before and name not in ("command", "dataset")]
     old, new = ({k: v for name in sections for k, v in _select_facts(name, of[name]).items()} for of in (before, now))
-    keys = old.keys() | new.keys() if "environment" in before else old.keys() & new.keys()
     return [
         f"{key}: {new.get(key, 'absent')}, was {old.get(key, 'absent')}"
-        for key in sorted(keys)
+        for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
 
 
 def _select_facts(section: str, fields: Field) -> dict[str, str]:
-    values = {
-        name: field.get("value")
-        for name, field in fields.items()
-        if isinstance(field, Mapping) and name not in _PASSING
-    }
+    """Return the fields of a section by which two records are compared."""
+    values = {name: field["value"] for name, field in fields.items() if name not in _PASSING}
     match section:
         case "installed":
-            values = dict(values.get("packages") or {})
+            values = values["packages"]
         case "packages":  # the others are among the installed ones
-            values = {"python": values["python"]} if "python" in values else {}
-        case "source" if "code_sha256" in values:  # other commits may have the same code
+            values = {"python": values["python"]}
+        case "source":  # other commits may have the same code
             values = {"code_sha256": values["code_sha256"]}
         case "testbed":
             plain = {name: values[name] for name in ("kind", "user_namespace", "caches") if name in values}
             values = plain | {name: (values.get(name) or {}).get("kind") for name in ("link", "mount")}
         case "energy":
-            channels = [
-                channel | {"of": sensor} for sensor in values.get("sensors") or () for channel in sensor["channels"]
-            ]
-            sources = {f"{c['domain']}={c.get('source', c['of'].get('source'))}" for c in channels}
+            sources = {
+                f"{channel['domain']}={channel.get('source', sensor.get('source'))}"
+                for sensor in values["sensors"]
+                for channel in sensor["channels"]
+            }
             values = {"sensors": ", ".join(sorted(sources)) or "none"}
     return {f"{section}.{name}": str(value) for name, value in values.items()}
 
@@ -183,7 +171,7 @@ def list_packages() -> dict[str, Field]:
 
 
 def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
-    """Return a checksum of the code, that of `targets` (import paths of classes) included.
+    """Return a checksum of the code, with the code of `targets` (import paths of classes).
 
     Of a checkout also its commit and whether it was changed.
     """

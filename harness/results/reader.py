@@ -13,8 +13,7 @@ from harness.results.cells import Cell, CellRecord, CellResult, FailedCell, Link
 from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow, read_rows
 from harness.results.files import CELL, COLLECT, RUN, read_json, refuse_damage
-from harness.results.folder import RunFolder
-from harness.results.ledger import Entry, Ledger
+from harness.results.folder import Ledger, LedgerEntry, RunFolder
 from harness.results.preparation import Preparation, read_preparations
 from harness.results.provenance import Provenance
 
@@ -38,7 +37,6 @@ class Results:
     """Provenance of each session of the run, by file, the first session first."""
     started_utc: str
     """The first instant of the ledger. Empty when nothing started."""
-    ended_utc: str
 
     @property
     def name(self) -> str:
@@ -125,7 +123,6 @@ def read_results(folder: Path) -> Results:
     rows = read_rows(paths.epochs_parquet, EpochRow)
     checks = read_json(paths.checks, tuple[Check, ...], COLLECT) if paths.checks.exists() else ()
     _check_names(paths, experiment, plan.cells, rows)
-    instants = [entry.t_utc for entry in ledger if entry.t_utc]
     return Results(
         folder=folder,
         experiment=experiment,
@@ -135,8 +132,7 @@ def read_results(folder: Path) -> Results:
         checks=checks,
         preparations=read_preparations(folder),
         sessions=paths.read_sessions(),
-        started_utc=min(instants, default=""),
-        ended_utc=max(instants, default=""),
+        started_utc=min((entry.t_utc for entry in ledger if entry.t_utc), default=""),
     )
 
 
@@ -155,7 +151,7 @@ def _check_names(paths: RunFolder, experiment: Experiment, cells: Sequence[Cell]
 def _make_cells(
     paths: RunFolder,
     planned: Sequence[Cell],
-    ledger: Sequence[Entry],
+    ledger: Sequence[LedgerEntry],
     rows: Sequence[EpochRow],
     checks: Sequence[Check],
 ) -> tuple[CellResult, ...]:
@@ -168,7 +164,9 @@ def _make_cells(
     )
 
 
-def _make_cell(paths: RunFolder, cell: Cell, last: Entry | None, has_rows: bool, damage: str | None) -> CellResult:
+def _make_cell(
+    paths: RunFolder, cell: Cell, last: LedgerEntry | None, has_rows: bool, damage: str | None
+) -> CellResult:
     home = paths.cell_folder(cell.cell_id)
     # A cell is in its own folder when it is whole. A run may die before it writes that into the ledger.
     is_whole = (home / "cell.json").is_file() or has_rows

@@ -19,8 +19,7 @@ from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
 from harness.results.collect import collect
 from harness.results.files import write_json
-from harness.results.folder import RunFolder
-from harness.results.ledger import Ledger
+from harness.results.folder import Ledger, RunFolder
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
 from harness.run.cells.context import CellContext
 from harness.run.cells.loop import run_cells

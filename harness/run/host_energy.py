@@ -25,8 +25,7 @@ from energymon.clock.chrony import ntp_offset
 from energymon.clock.offsets import at_wall
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, HarnessError, TestbedError
-from harness.results.cells import HostClock, HostRecord, SensorRecord
-from harness.results.clocks import Exchange, HostTime, clock_offset
+from harness.results.cells import Exchange, HostClock, HostRecord, HostTime, SensorRecord, compute_clock_offset
 from harness.results.files import parse_value
 from harness.run.energy_agent import EnergyAgent
 from harness.system.process import processes_of_run
@@ -116,7 +115,7 @@ class HostAgents:
             here = ntp_offset("lead", time.time_ns())
             own = None if here is None else HostTime(here.peer, here.offset_ns, here.error_ns)
             there = None if told["ntp"] is None else HostTime(**told["ntp"])
-            found[agent.host] = clock_offset(exchanges, own, there)
+            found[agent.host] = compute_clock_offset(exchanges, own, there)
         return found
 
     def count_cpu(self, here: EnergyAgent) -> dict[str, dict[str, float]]:

@@ -15,8 +15,7 @@ from harness.errors import ResultsError
 from harness.results.cells import Cell
 from harness.results.collect import find_invalid_cells, read_cells
 from harness.results.files import write_json, write_whole
-from harness.results.folder import Plan, RunFolder
-from harness.results.ledger import Ledger
+from harness.results.folder import Ledger, RunFolder, RunPlan
 from harness.results.provenance import Provenance, list_changes
 from harness.run.plan import plan_cells
 from harness.run.progress import RunProgress
@@ -52,7 +51,7 @@ def open_folder(
         folder = RunFolder.create(Path(cfg.results_dir), experiment.name)
         lock.enter_context(folder.hold_lock())
         write_whole(folder.config, config)
-        planned = Plan(
+        planned = RunPlan(
             run_id=folder.folder.name,
             experiment=experiment.name,
             config_hash=config_hash(cfg),

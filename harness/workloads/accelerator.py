@@ -53,7 +53,7 @@ def choose_kind(accelerator: Mapping[str, object], workload_name: str) -> str:
     """Return cuda, cpu, emulated or none: the accelerator that this machine has for the workload.
 
     `auto` takes a CUDA GPU where there is one and emulates one elsewhere. Raises ConfigError naming the key for
-    an unknown kind or model, for CUDA without a GPU, and for an emulation of which no duration is published or assumed.
+    an unknown kind or model, for CUDA without a GPU, and for an emulation without a published or assumed duration.
     """
     kind, model, _ = _settings(accelerator)
     assumed = _assumed(accelerator, workload_name)
@@ -83,9 +83,9 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
     time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
-    the user assumes in place of a published one. `seed` is that of the weights. `synchronised` is whether the process
-    is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator takes
-    its batches, and an emulated one idles. Raises as choose_kind does.
+    the user assumes in place of a published one. The weights are drawn with `seed`. `synchronised` is whether the
+    process is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator
+    takes its batches, and an emulated one idles. Raises as choose_kind does.
     """
     kind, trains = choose_kind(accelerator, workload.name), getattr(workload, "trains", True)
     if kind == "emulated":

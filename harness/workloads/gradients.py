@@ -1,4 +1,4 @@
-"""Gradients that the ranks of a cell synchronise: those of a real model, and tensors of their size in an emulation."""
+"""Gradients that the ranks of a cell synchronise: of a real model, or tensors of the same size in an emulation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SynchronisedModel:
         )
         self._on_gpu = on_gpu
         self._computed_ns = 0
-        self._group = dist.distributed_c10d._get_default_group()  # that of the cell's ranks
+        self._group = dist.distributed_c10d._get_default_group()  # the group of the cell's ranks
         self.module.register_comm_hook(None, lambda _, bucket: self._all_reduce(bucket))
 
     def backward(self, loss: torch.Tensor) -> int:

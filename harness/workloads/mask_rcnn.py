@@ -173,7 +173,7 @@ def _unpadded(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str, torch.Te
 
 
 def _bits(masks: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Return masks of a byte a pixel, shape (k, height, width), from those of a bit a pixel."""
+    """Return masks of a byte a pixel, shape (k, height, width), from masks of a bit a pixel."""
     import torch
 
     places = torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)

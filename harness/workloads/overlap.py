@@ -10,17 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
-from typing import Final
-
-HIDDEN: Final = 1.001
-"""Wall time over the ideal up to which loading is hidden (Code 8.5.1: `ideal_wall * 1.001`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """One simulated epoch."""
 
-    load_s: float
     compute_s: float
     steps: int
     first_ready_s: float
@@ -44,11 +39,6 @@ class Overlap:
             return 1.0
         return (self.busy_s - self.compute_s) / (self.wall_s - self.first_ready_s - self.compute_s)
 
-    @property
-    def hidden(self) -> bool:
-        """Whether the epoch took no longer than one load and all steps, so that no step but the first one waited."""
-        return self.wall_s <= (self.load_s + self.busy_s) * HIDDEN
-
 
 def simulate(load_s: float, compute_s: float, *, workers: int, steps: int, cap: int | None = None) -> Overlap:
     """Run one epoch of the model.
@@ -71,20 +61,9 @@ def simulate(load_s: float, compute_s: float, *, workers: int, steps: int, cap: 
         ready = heapq.heapreplace(free_at, free_at[0] + load_s) + load_s
         first = ready if step == 0 else first
         accelerator_free_at = max(accelerator_free_at, ready) + compute_s
-    return Overlap(load_s, compute_s, steps, first, accelerator_free_at)
+    return Overlap(compute_s, steps, first, accelerator_free_at)
 
 
 def workers_to_hide(load_s: float, compute_s: float) -> int:
     """Return how many workers hide loads that share nothing: t_load / t_compute, rounded up."""
     return max(1, math.ceil(load_s / compute_s))
-
-
-def shared(
-    load_s: float, compute_s: float, *, workers: int, load_cpu_s: float, compute_cpu_s: float, cores: int
-) -> float:
-    """Return the steady utilisation when workers and steps share `cores` processors, 0 to 1.
-
-    `load_cpu_s` and `compute_cpu_s` are the processor time within a load and within a step. A step comes as often as
-    the slowest of three allows: the accelerator, the workers side by side, and all processors together.
-    """
-    return compute_s / max(compute_s, load_s / workers, (load_cpu_s + compute_cpu_s) / cores)

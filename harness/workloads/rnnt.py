@@ -20,7 +20,7 @@ _FEATURES: Final = 240
 _SECONDS: Final = 0.03
 """Between spliced frames."""
 _CHARACTERS_PER_S: Final = 14.0
-"""Of speech, about those of LibriSpeech; of made-up batches only."""
+"""Of speech, about as in LibriSpeech; for made-up batches only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RNNT:
     """Training of RNN-T on speech, character by character, in MLPerf's form and size.
 
     With `light_s` and `heavy_s` its samples go through LightStep and HeavyStep too: 0.5 s and 3 s or 10 s are the
-    workloads Speech-3s and Speech-10s of the MinatoLoader paper (table 1). The batch of 24 is that of its table 3.
+    workloads Speech-3s and Speech-10s of the MinatoLoader paper (table 1). The batch of 24 is from its table 3.
     """
 
     batch_size: int = 24
@@ -106,8 +106,7 @@ class RNNT:
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the RNN-T loss per character of the batch's transcripts."""
-        from harness.workloads.rnnt_loss import rnnt_loss
-        from harness.workloads.transducer import Transducer
+        from harness.workloads.transducer import Transducer, rnnt_loss
 
         lengths, characters = batch.extra["lengths"], batch.extra["label_lengths"]
         logits = model(batch.data, batch.labels, lengths)

@@ -1,6 +1,6 @@
 """The network of 3D-UNet as MLPerf trains it: encoder, bottleneck and decoder with skips, all convolutions of edge 3.
 
-Layers, widths and the loss are those of MLPerf Training's image segmentation reference (model/unet3d.py,
+Layers, widths and the loss are as in MLPerf Training's image segmentation reference (model/unet3d.py,
 model/layers.py, model/losses.py): instance norm with learned scale, ReLU, strided convolutions down, transposed ones
 up.
 """

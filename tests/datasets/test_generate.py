@@ -11,11 +11,10 @@ import pytest
 
 from harness.datasets import generate as generating
 from harness.datasets.coco import CocoLike
-from harness.datasets.imagenet_like import ImagenetLike
+from harness.datasets.imagenet_like import ImagenetLike, Synthetic
 from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
-from harness.datasets.synthetic import Synthetic
-from harness.errors import ConfigError, DatasetError, DiskError
+from harness.errors import DatasetError, DiskError
 from joulefeed.signals import Interrupted
 
 pytestmark = pytest.mark.process
@@ -76,16 +75,6 @@ def test_a_tree_that_is_there_is_used_again(tmp_path, heard):
     assert {what for what, _, _ in heard} == {"checking small"}
     assert again.content_hash == first.content_hash
     assert again.samples.path(0).stat().st_mtime_ns == before
-
-
-def test_a_damaged_tree_is_made_again(tmp_path, heard):
-    first = SMALL.open(tmp_path, heard)
-    first.samples.path(5).unlink()
-    first.samples.path(6).write_bytes(b"cut")
-    again = SMALL.open(tmp_path, heard)
-    assert again.content_hash == first.content_hash
-    assert again.samples.path(6).stat().st_size == first.samples.sizes[6]
-    assert left_beside(tmp_path) == []
 
 
 @pytest.mark.parametrize("of", ["a sample", "the samples' table"])
@@ -221,18 +210,3 @@ def test_a_disk_that_fills_up_is_named_and_left_without_a_trace(small_disk, hear
 def test_synthetic_samples_are_all_of_about_one_size(tmp_path, heard):
     handle = Synthetic("synthetic", samples=8, mean_kb=300).open(tmp_path, heard)
     assert handle.samples.sizes == pytest.approx(np.full(8, 300_000), rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("samples", 0), ("samples", 2.5), ("classes", 25), ("mean_kb", -1), ("mean_kb", float("nan")), ("seed", -1)],
-)
-def test_values_that_cannot_be_are_refused_by_their_key(key, value):
-    with pytest.raises(ConfigError, match=rf"^dataset\.{key}="):
-        ImagenetLike("small", **{"samples": 24, key: value})
-
-
-@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", None])
-def test_a_name_that_is_no_folders_name_is_refused(name):
-    with pytest.raises(ConfigError, match=r"^dataset\.name="):
-        ImagenetLike(name)

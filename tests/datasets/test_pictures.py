@@ -1,8 +1,9 @@
-"""Patches of textures, and JPEG files of a wanted size."""
+"""Draws, patches of textures, and JPEG files of a wanted size: what generators share."""
 
 import numpy as np
 import pytest
 
+from harness.datasets.generate import normal_deviates, quantiles
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, patch, tinted
 
 
@@ -30,3 +31,19 @@ def test_files_have_the_wanted_size_from_few_bits_to_many(texture, bits_per_pixe
     part = patch(3, (texture, 1, 2), 400, 300)
     wanted = int(bits_per_pixel / 8 * 400 * 300)
     assert len(encode_to_size(part, wanted)) == pytest.approx(wanted, rel=0.07)
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_there_is_one_draw_in_each_equal_part_and_their_order_is_random(count):
+    drawn = quantiles(np.random.default_rng(5), count)
+    assert np.sort((drawn * count).astype(int)).tolist() == list(range(count))
+    assert count == 1 or (np.diff(drawn) < 0).any()
+    assert quantiles(np.random.default_rng(5), count).tolist() == drawn.tolist()
+
+
+@pytest.mark.parametrize("count", [50, 5000])
+def test_normal_deviates_have_no_mean_and_a_deviation_of_one(count):
+    drawn = normal_deviates(np.random.default_rng(1), count)
+    assert drawn.mean() == pytest.approx(0, abs=0.02)
+    assert drawn.std() == pytest.approx(1, abs=0.03)
+    assert np.isfinite(drawn).all()

@@ -59,12 +59,6 @@ def test_shards_of_which_a_byte_has_changed_are_converted_again(place, handle, t
     assert [what for what, _, _ in heard] == [f"checking the shards of {out.name}"]
 
 
-def test_other_samples_get_shards_of_their_own(handle, tree, tmp_path, heard):
-    whole = open_shards(handle, tmp_path / "cache", heard)
-    part = ImageTree("tree", str(tree), limit=2).open(tmp_path / "cache", heard)
-    assert open_shards(part, tmp_path / "cache", heard) != whole
-
-
 def test_a_sample_that_changed_is_named_and_nothing_is_left(handle, tmp_path, heard):
     handle.samples.path(2).write_bytes(b"cut")
     with pytest.raises(SampleError, match=r"n01443537_0\.JPEG"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.diagnose.diagnosis import Diagnosis, Machine, Point, Stage, Subject
+from harness.diagnose.diagnosis import Diagnosis, Machine, Stage, Subject, SweepPoint
 from harness.workloads.overlap import simulate
 
 SUBJECT = Subject(
@@ -24,13 +24,11 @@ SUBJECT = Subject(
     samples=500,
     bytes=57_000_000,
 )
-MACHINE = Machine(cores=8, host_cores=8, free_bytes=20_000_000_000, filesystem="ext4")
+MACHINE = Machine(cores=8, host_cores=8, free_bytes=20_000_000_000)
 
 
-def stage(name, batch_ms, kind="augment", cold_ms=None):
-    return Stage(
-        name, kind, batch_ms / 1e3, None if cold_ms is None else cold_ms / 1e3, batch_ms / 32e3, batch_ms / 16e3
-    )
+def stage(name, batch_ms, kind="augment"):
+    return Stage(name, kind, batch_ms / 1e3, batch_ms / 32e3, batch_ms / 16e3)
 
 
 STAGES = (
@@ -44,18 +42,16 @@ STAGES = (
 def points(utilisation: Mapping[int, float], *, busy_cores=1.0, disk_busy=0.0, load_ms=28.0, **more):
     """Return a point for every number of workers, the steps being of 10 ms."""
     return tuple(
-        Point(
+        SweepPoint(
             workers=workers,
             steps=40,
             step_every_s=0.010 / value,
             step_s=0.010,
             utilisation=value,
             predicted=simulate(28, 10, workers=workers, steps=40).steady_utilisation,
-            predicted_on_cores=value,
             busy_cores=busy_cores,
             host_busy=more.get("host_busy", busy_cores / 8),
             disk_busy=disk_busy,
-            disk_bytes_per_s=None if disk_busy is None else 1e8,
             load_s=load_ms / 1e3,
         )
         for workers, value in utilisation.items()

@@ -19,14 +19,10 @@ def test_another_dataset_takes_the_place_of_the_workload_s():
     assert make_request(["dataset=synthetic_2mb", "dataset.samples=10"]).dataset.key == "synthetic_2mb"
 
 
-@pytest.mark.parametrize("dataset", sorted(set(list_workload_datasets().values())))
-def test_datasets_of_workloads_are_there(dataset):
-    assert resources.files("conf").joinpath("dataset", f"{dataset}.yaml").is_file()
-
-
-@pytest.mark.parametrize("workload", sorted(list_workload_datasets()))
-def test_workloads_with_datasets_are_there(workload):
-    assert resources.files("conf").joinpath("workload", f"{workload}.yaml").is_file()
+def test_workloads_with_datasets_and_their_datasets_are_there():
+    for workload, dataset in list_workload_datasets().items():
+        assert resources.files("conf").joinpath("workload", f"{workload}.yaml").is_file()
+        assert resources.files("conf").joinpath("dataset", f"{dataset}.yaml").is_file()
 
 
 @pytest.mark.parametrize(

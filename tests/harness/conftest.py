@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from energymon.reading import Reading
+from harness.results.cell_folder import CellData, EpochBatches
 from harness.results.cells import CellRecord, LinkRecord
-from harness.results.epochs import CellData, EpochBatches
 from harness.results.files import parse_value
-
-S = 1_000_000_000
-START = 1_700_000_000 * S
+from tests.harness.records import START, S
 
 
 def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
@@ -28,7 +26,7 @@ def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
 
 def counters(**changed):
     known = {"rx_bytes": 0, "tx_bytes": 0, "cpu_busy_s": 0.0, "cpu_total_s": 0.0, "link_cpu_s": None}
-    known |= {"cpus": 2, "cpu_at_s": 0.0, "cpu_idle_s": 1.0, "cpu_irq_s": 0.0, "cpu_steal_s": 0.0}
+    known |= {"cell_cpu_s": 0.0, "cpus": 2, "cpu_at_s": 0.0, "cpu_idle_s": 1.0, "cpu_irq_s": 0.0, "cpu_steal_s": 0.0}
     return known | {"run_cpu_s": 0.0, "kernel_cpu_s": 0.0, "run_wait_s": 0.0} | changed
 
 
@@ -56,11 +54,14 @@ def stored(**changes):
         "accelerator": {"label": "cpu", "emulated": False, "busy_w": None, "idle_w": None},
         "energy": {
             "interval_ms": 100.0,
+            "offset_ns": START,
             "series": [{"device": "package-0", "domain": "cpu", "source": "rapl-powercap"}],
         },
-        "clock_offset_ms": 0.0,
+        "clock": "one clock",
     }
+    made = {"event": "loader_made", "utc_ns": START - S, "mono_ns": -S, "duration_ns": S // 4}
     events = [
+        {**made, "rx_bytes": 0, "cell_cpu_s": 0.0},
         {"event": "epoch_start", "epoch": 1, "utc_ns": START, "mono_ns": 0, **counters()},
         {
             "event": "epoch_end",

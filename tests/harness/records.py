@@ -9,6 +9,8 @@ from harness.results.cells import CellRecord, LinkRecord
 from harness.results.files import parse_value
 from harness.run.cells.rank_files import join_batches
 
+S = 1_000_000_000
+START = 1_700_000_000 * S
 PROBE = {"rtt_ms_median": 30.1, "rtt_ms_min": 30.0, "rtt_ms_p99": 30.4, "rtt_samples": 120, "rate_gbit": 0.98}
 
 
@@ -23,6 +25,19 @@ def change(data, *, cell=None, link=None, **parts):
         link=parse_value(LinkRecord, {**asdict(data.link), **(link or {})}),
         **parts,
     )
+
+
+def with_events(data, start=None, end=None, more=()):
+    """Return the data of a cell with counters of the epoch's first and last event changed, and with more events."""
+    made, first, last = data.events[:3]
+    return replace(data, events=[made, {**first, **(start or {})}, {**last, **(end or {})}, *data.events[3:], *more])
+
+
+def with_epochs(data, *epochs):
+    """Return the data of a cell with more epochs, each as the first one: by number, the batches of each."""
+    _, start, end = data.events
+    more = [{**event, "epoch": epoch} for epoch, _ in epochs for event in (start, end)]
+    return replace(data, events=[*data.events, *more], batches=data.batches | dict(epochs))
 
 
 def store_batches(records, epoch, folder, losses=None, *, keeps_labels=False):

@@ -5,11 +5,9 @@ import pytest
 
 from energymon.reading import Reading
 from harness.results.attributed import PARTS
-from harness.results.epochs import make_epoch_rows
-from tests.harness.records import change
+from harness.results.make_rows import make_epoch_rows
+from tests.harness.records import START, S, change, with_events
 
-S = 1_000_000_000
-START = 1_700_000_000 * S
 EMULATED = {"label": "emulated: A100", "emulated": True, "kind": "emulated", "busy_w": 400.0, "idle_w": 50.0}
 GPU = {"label": "cuda: a board", "emulated": False, "kind": "cuda"}
 
@@ -21,18 +19,12 @@ def baseline(watts=40.0, domain="cpu", device="package-0", source="rapl-powercap
 
 def with_baseline(data, *, idle=None, counters=None, **cell):
     """Return a cell with an idle baseline, and with counters of the end of its epoch, each 0 at its start."""
-    start, end = data.events
-    events = [{**start, **dict.fromkeys(counters or (), 0.0)}, {**end, **(counters or {})}]
-    return change(data, cell={"energy": {"idle": [baseline()] if idle is None else idle}, **cell}, events=events)
+    data = with_events(data, dict.fromkeys(counters or (), 0.0), counters)
+    return change(data, cell={"energy": {"idle": [baseline()] if idle is None else idle}, **cell})
 
 
 def parts_of(row):
     return {name: getattr(row, f"{name}_j") for name in PARTS}
-
-
-def test_net_joules_are_those_beyond_what_the_host_draws_idle(stored):
-    (row,) = make_epoch_rows(with_baseline(stored()))
-    assert (row.total_j, row.net_j) == (pytest.approx(400.0), pytest.approx(400.0 - 4 * 40.0))
 
 
 def test_without_a_baseline_of_every_part_net_joules_and_their_parts_are_unknown(stored):
@@ -85,12 +77,6 @@ def test_cpu_joules_net_of_idle_go_by_cpu_time_and_add_up(stored):
     assert sum(found.values()) == pytest.approx(240.0)
 
 
-def test_a_part_whose_process_was_not_counted_is_unknown_and_in_the_rest(stored):
-    (row,) = make_epoch_rows(with_baseline(stored(), counters={"cell_cpu_s": 3.0, "cpu_steal_s": 0.0}))
-    assert (row.loader_j, row.other_j) == (pytest.approx(180.0), pytest.approx(60.0))
-    assert row.daemon_j is row.mount_j is row.link_j is row.monitor_j is None
-
-
 def test_processes_that_were_read_later_than_the_host_get_no_more_than_there_is(stored):
     used = {"cell_cpu_s": 4.5, "link_cpu_s": 0.5, "cpu_steal_s": 0.0}
     (row,) = make_epoch_rows(with_baseline(stored(), counters=used))
@@ -105,9 +91,9 @@ def test_the_whole_is_the_time_in_which_processors_were_not_idle_and_not_what_ti
 
 def test_several_ranks_on_one_host_are_one_loader(stored):
     data = with_baseline(stored(), counters={"cell_cpu_s": 1.0, "cpu_steal_s": 0.0})
-    start, end = data.events
+    _, start, end = data.events
     theirs = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in (start, {**end, "cell_cpu_s": 2.0})]
-    (row,) = make_epoch_rows(change(data, events=[*data.events, *theirs]))
+    (row,) = make_epoch_rows(with_events(data, more=theirs))
     assert row.loader_j == pytest.approx(180.0)
 
 

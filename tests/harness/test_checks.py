@@ -8,17 +8,13 @@ import pytest
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.checks import judge
-from harness.results.epochs import make_epoch_rows
+from harness.results.make_rows import make_epoch_rows
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.measure.bounds import list_link_bounds, predict_jitter
 from harness.testbed.link.measure.watch import Ping
-from tests.harness.records import PROBE, change
+from tests.harness.records import PROBE, START, S, change, with_epochs, with_events
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
-
-
-S = 1_000_000_000
-START_TICK = 1_700_000_000 * S
 
 
 @pytest.fixture
@@ -39,20 +35,7 @@ def pings(held_ms=0.0, of=0, every_ms=100, lost=0):
     """Return pings over the 4 s of the epoch: the first `of` are held, the last `lost` have no answer."""
     many = 4000 // every_ms
     trips = [30.1 + (held_ms if n < of else 0.0) if n < many - lost else None for n in range(many)]
-    return [
-        Ping(START_TICK + n * every_ms * 1_000_000, trip, None if trip is None else 88) for n, trip in enumerate(trips)
-    ]
-
-
-def with_setup(data, received=0, cpu_s=0.0):
-    """Return the events of a cell with its set-up, after which it received bytes and used the CPU before its epoch."""
-    start, end = ({**event, "cell_cpu_s": used} for event, used in zip(data.events, (2.0, 4.0), strict=True))
-    made = {"event": "loader_made", "utc_ns": START_TICK - S, "mono_ns": 0, "duration_ns": 1}
-    return [{**made, "rx_bytes": None if received is None else -received, "cell_cpu_s": 2.0 - cpu_s}, start, end]
-
-
-def verdicts(data):
-    return judged(data)
+    return [Ping(START + n * every_ms * 1_000_000, trip, None if trip is None else 88) for n, trip in enumerate(trips)]
 
 
 def judged(data, **limits):
@@ -61,19 +44,12 @@ def judged(data, **limits):
 
 
 def test_a_good_row_is_valid(remote):
-    data = remote()
-    valid, rules = verdicts(replace(data, events=with_setup(data)))
+    valid, rules = judged(remote())
     assert valid == "valid"
     unjudged = {rule for rule, verdict in rules.items() if verdict == "not applicable"}
     assert unjudged == {"spread", "clock_offset", "shuffled"}
     assert {verdict for rule, verdict in rules.items() if rule not in unjudged} == {"pass"}
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
-
-
-def test_a_local_row_has_no_link_to_judge(stored):
-    valid, rules = verdicts(stored())
-    assert valid == "valid"
-    assert not any(rule.startswith(("rtt", "rate", "no_drops", "bytes")) for rule in rules)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +67,7 @@ def test_a_local_row_has_no_link_to_judge(stored):
     ],
 )
 def test_a_fault_of_the_link_makes_the_row_invalid(link, rule, remote):
-    valid, rules = verdicts(remote(**link))
+    valid, rules = judged(remote(**link))
     assert rules[rule] in ("fail", "unknown")
     assert valid.startswith("invalid: ")
     assert rule in valid
@@ -128,7 +104,7 @@ def test_a_row_says_which_probe_of_the_link_it_is_judged_by(remote):
     near = {"regime": {**REGIME, "rtt_ms": 0.1}}
     wrong = {**PROBE, "rtt_ms_median": 0.05}
     probes = {"before": {**wrong, "earlier": [wrong, wrong]}, "after": {**wrong, "rtt_ms_median": 0.07}}
-    valid, rules = verdicts(change(remote(**probes), cell=near))
+    valid, rules = judged(change(remote(**probes), cell=near))
     assert "rtt_before (0.05 ms, in probe 3, expected 0.1 ± 0.1, at least 0.06 ms)" in valid
     assert rules["rtt_after"] == "pass"
 
@@ -146,7 +122,7 @@ def impaired(data, **changes):
 
 
 def test_a_link_that_loses_and_jitters_as_asked_is_valid(remote):
-    valid, rules = verdicts(impaired(remote()))
+    valid, rules = judged(impaired(remote()))
     assert valid == "valid"
     assert {"jitter_before", "loss_to_compute_before", "loss_to_storage_after"} <= set(rules)
     assert "no_drops" not in rules
@@ -168,7 +144,7 @@ def test_a_link_that_loses_and_jitters_as_asked_is_valid(remote):
     ],
 )
 def test_a_link_that_does_not_lose_or_jitter_as_asked_makes_the_row_invalid(changes, rule, told, remote):
-    valid, rules = verdicts(impaired(remote(), **changes))
+    valid, rules = judged(impaired(remote(), **changes))
     assert rules[rule] in ("fail", "unknown")
     assert f"{rule} ({told}" in valid
 
@@ -198,7 +174,7 @@ def test_jitter_moves_a_round_trip_only_where_a_delay_would_be_below_zero():
 def test_what_lies_beyond_the_link_comes_over_it_and_what_lies_here_does_not(kind, needed, received, verdicts_, remote):
     data = remote(epochs=[{"epoch": 1, "rx_bytes": received, "drops": 0}])
     placement = {"kind": kind, "remote_samples": 3, "remote_bytes": needed}
-    rules = verdicts(change(data, cell={"placement": placement}))[1]
+    rules = judged(change(data, cell={"placement": placement}))[1]
     assert (rules["bytes_received"], rules.get("local_bytes")) == verdicts_
 
 
@@ -212,44 +188,33 @@ def test_what_lies_beyond_the_link_comes_over_it_and_what_lies_here_does_not(kin
     ],
 )
 def test_a_link_that_did_not_carry_within_the_epoch_makes_the_row_invalid(seen, rule, told, remote):
-    valid, rules = verdicts(replace(remote(), pings=seen))
+    valid, rules = judged(replace(remote(), pings=seen))
     assert rules[rule] in ("fail", "unknown")
     assert f"{rule} ({told}" in valid
-
-
-def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
-    epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
-    valid, rules = verdicts(remote(epochs=epochs))
-    assert rules["link_pause"] == "fail"
-    assert "15000 ms" in valid and "200 ms" in valid
 
 
 def test_pings_that_stand_behind_the_loader_s_own_packets_are_not_held(remote):
     # 12.5 MB take 100 ms at 1 Gbit/s.
     seen = [replace(ping, rtt_ms=130.0, carried_bytes=12_500_000) for ping in pings()]
-    assert verdicts(replace(remote(), pings=seen))[0] == "valid"
+    assert judged(replace(remote(), pings=seen))[0] == "valid"
     slow = [replace(ping, carried_bytes=250_000) for ping in seen]
-    assert verdicts(replace(remote(), pings=slow))[1]["link_held"] == "fail"
+    assert judged(replace(remote(), pings=slow))[1]["link_held"] == "fail"
 
 
 def test_a_ping_that_is_lost_or_late_by_the_regime_s_own_loss_and_jitter_is_no_fault(remote):
     data = impaired(remote())
     seen = [replace(ping, rtt_ms=57.0 + 2 * 4 * 5) for ping in pings()]
-    assert verdicts(replace(data, pings=seen))[0] == "valid"
+    assert judged(replace(data, pings=seen))[0] == "valid"
     lossy = {"regime": {**IMPAIRED, "loss_pct": 5.0}}
     counts = {"packets_to_compute": 2000, "lost_to_compute": 100, "packets_to_storage": 2000, "lost_to_storage": 100}
     probe = {**KEPT, **counts}
     data = change(data, cell=lossy, link={"before": probe, "after": probe})
-    assert verdicts(replace(data, pings=[replace(p, rtt_ms=p.rtt_ms and 57.0) for p in pings(lost=8)]))[0] == "valid"
-    assert verdicts(replace(data, pings=pings(lost=20)))[1]["pings_lost"] == "fail"
-
-
-def disturbed(data, quiet, **changes):
-    return replace(data, events=[data.events[0], {**data.events[1], **quiet(**changes)}])
+    assert judged(replace(data, pings=[replace(p, rtt_ms=p.rtt_ms and 57.0) for p in pings(lost=8)]))[0] == "valid"
+    assert judged(replace(data, pings=pings(lost=20)))[1]["pings_lost"] == "fail"
 
 
 def test_cpu_that_others_took_makes_the_row_invalid(stored, quiet):
-    valid, rules = verdicts(disturbed(stored(), quiet, run_cpu_s=1.6))
+    valid, rules = judged(with_events(stored(), end=quiet(run_cpu_s=1.6)))
     assert rules["others_cpu"] == "fail"
     told = (
         "others_cpu (2.00 s in 4.00 s of 2 CPUs (25.0 %), the run's threads waited 0.30 s for a CPU, expected CPU of "
@@ -257,78 +222,49 @@ def test_cpu_that_others_took_makes_the_row_invalid(stored, quiet):
     assert told in valid
     # On many processors the share is small, and its joules are not.
     many = quiet(cpus=64, cpu_idle_s=250.0, run_cpu_s=0.0)
-    rules = verdicts(disturbed(stored(), quiet, **many))[1]
+    rules = judged(with_events(stored(), end=many))[1]
     assert rules["others_cpu"] == "fail"
-    rules = judged(disturbed(stored(), quiet, run_cpu_s=1.6), others_cpu_pct=30.0, others_cpus=1.0)[1]
+    rules = judged(with_events(stored(), end=quiet(run_cpu_s=1.6)), others_cpu_pct=30.0, others_cpus=1.0)[1]
     assert rules["others_cpu"] == "pass"
 
 
-@pytest.mark.parametrize(("run_cpu_s", "verdict"), [(2.8, "pass"), (2.7, "fail")])
-def test_the_limit_on_what_others_take_is_a_share_of_all_cpus(run_cpu_s, verdict, stored, quiet):
-    # Others took 3.6 s less that; a tenth of 2 CPUs for 4 s is 0.8 s, and 0.05 s are the kernel's rounding.
-    assert verdicts(disturbed(stored(), quiet, run_cpu_s=run_cpu_s))[1]["others_cpu"] == verdict
-
-
 def test_stolen_time_makes_the_row_invalid(stored, quiet):
-    valid, rules = verdicts(disturbed(stored(), quiet, cpu_steal_s=0.8, run_cpu_s=2.8))
+    valid, rules = judged(with_events(stored(), end=quiet(cpu_steal_s=0.8, run_cpu_s=2.8)))
     assert (rules["steal"], rules["others_cpu"]) == ("fail", "pass")
     assert "steal (10.0 %, expected ≤ 5 % of the CPUs' time stolen)" in valid
 
 
-def test_a_run_from_before_others_were_counted_warns_and_stays_valid(remote):
-    data = remote()
-    known = {"event", "epoch", "utc_ns", "mono_ns", "duration_ns", "rx_bytes", "tx_bytes", "link_cpu_s"}
-    known |= {"cpu_busy_s", "cpu_total_s"}
-    events = [{key: value for key, value in event.items() if key in known} for event in data.events]
-    valid, rules = verdicts(replace(data, events=events, pings=None))
-    assert valid == "valid"
-    assert {rules[rule] for rule in ("others_cpu", "steal", "link_pause", "link_held")} == {"warn"}
-
-
 def test_a_machine_that_does_not_count_what_its_processors_do_makes_the_row_invalid(stored, quiet):
-    valid, rules = verdicts(disturbed(stored(), quiet, cpu_idle_s=0.0))
+    valid, rules = judged(with_events(stored(), end=quiet(cpu_idle_s=0.0)))
     assert (rules["others_cpu"], rules["steal"]) == ("unknown", "unknown")
     assert "others_cpu (not measured: the kernel does not count" in valid
 
 
-def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
-    data = stored()
-    crowded = change(data, cell={"other_runs": ["abc123"]})
-    valid, rules = verdicts(crowded)
-    assert (valid, rules["alone"]) == ("valid", "warn")
+DIED = {"t_ns": START + 1, "node": "n", "message": "it died"}
+UNREADABLE = {"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}
 
 
-@pytest.mark.parametrize("kind", ["agent-died", "agent-back"])
-def test_an_agent_that_died_within_an_epoch_warns(stored, kind):
-    data = stored()
-    at_ns = data.events[0]["utc_ns"] + 1
-    energy = {"events": [{"t_ns": at_ns, "node": "n", "kind": kind, "message": "it died"}]}
-    valid, rules = verdicts(change(data, cell={"energy": energy}))
-    assert (valid, rules["energy_agent"]) == ("valid", "warn")
-    assert verdicts(data)[1]["energy_agent"] == "pass"
-
-
-def test_a_part_of_the_host_that_cannot_be_read_warns(stored):
-    data = stored()
-    energy = {"unreadable": [{"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}]}
-    valid, rules = verdicts(change(data, cell={"energy": energy}))
-    assert (valid, rules["sensors"]) == ("valid", "warn")
-    assert verdicts(data)[1]["alone"] == "pass"
+@pytest.mark.parametrize(
+    ("rule", "cell"),
+    [
+        ("alone", {"other_runs": ["abc123"]}),
+        ("energy_agent", {"energy": {"events": [{**DIED, "kind": "agent-died"}]}}),
+        ("energy_agent", {"energy": {"events": [{**DIED, "kind": "agent-back"}]}}),
+        ("sensors", {"energy": {"unreadable": [UNREADABLE]}}),
+    ],
+)
+def test_what_spoils_joules_alone_warns_and_leaves_the_row_valid(rule, cell, stored):
+    valid, rules = judged(change(stored(), cell=cell))
+    assert (valid, rules[rule]) == ("valid", "warn")
+    assert judged(stored())[1][rule] == "pass"
 
 
 def test_a_sensor_that_is_lost_within_an_epoch_warns(stored):
     data = stored()
     for late_ns, verdict in ((1, "warn"), (5 * S, "pass")):
-        at_ns = data.events[0]["utc_ns"] + late_ns
+        at_ns = START + late_ns
         energy = {"events": [{"t_ns": at_ns, "node": "n", "kind": "sensor-lost", "message": "package-0 cpu: gone"}]}
-        assert verdicts(change(data, cell={"energy": energy}))[1]["sensors"] == verdict
-
-
-@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
-def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
-    data = stored()
-    data = replace(data, batches={1: replace(data.batches[1], ids=np.array(ids), labels=None)})
-    assert verdicts(data)[1]["exactly_once"] == "fail"
+        assert judged(change(data, cell={"energy": energy}))[1]["sensors"] == verdict
 
 
 @pytest.mark.parametrize("factor", [1000, 0.5, 0])
@@ -338,16 +274,10 @@ def test_bytes_are_those_of_the_samples_and_not_what_the_loader_says(factor, rem
     data = replace(data, batches={1: claimed})
     (row,) = make_epoch_rows(data)
     assert (row.bytes, row.mb_per_s) == (3000, 3000 / 1e6 / 4)
-    valid, rules = verdicts(data)
+    valid, rules = judged(data)
     # A loader that says it needs nothing cannot hide that it had the bytes from elsewhere.
     assert (rules["loader_bytes"], rules["bytes_received"]) == ("fail", "fail")
     assert f"loader_bytes ({round(3000 * factor)} of 3000 bytes" in valid
-
-
-def test_without_the_samples_sizes_a_row_s_bytes_are_unproven(stored):
-    valid, rules = verdicts(stored(sizes=None))
-    assert rules["loader_bytes"] == "unknown"
-    assert "samples.parquet" in valid
 
 
 @pytest.mark.parametrize(("many", "verdict"), [(64, "fail"), (63, "warn")])
@@ -355,14 +285,8 @@ def test_an_epoch_that_comes_in_the_order_of_an_earlier_one_is_no_epoch_of_its_o
     first = stored()
     ids = np.random.default_rng(0).permutation(many)
     one = replace(first.batches[1], ids=ids, labels=None, nbytes=np.array([500 * many]))
-    second = [{**event, "epoch": 2} for event in first.events]
-    data = change(
-        first,
-        cell={"dataset": {"name": "tiny", "samples": many, "bytes": 500 * many}},
-        events=[*first.events, *second],
-        batches={1: one, 2: one},
-        sizes=np.full(many, 500),
-    )
+    cell = {"dataset": {"name": "tiny", "samples": many, "bytes": 500 * many}}
+    data = with_epochs(change(first, cell=cell, batches={1: one}, sizes=np.full(many, 500)), (2, one))
     rows, checks = judge([data], make_epoch_rows(data), Tolerances())
     assert [check.verdict for check in checks if check.rule == "shuffled"] == ["not applicable", verdict]
     assert [row.valid == "valid" for row in rows] == [True, verdict == "warn"]
@@ -370,7 +294,7 @@ def test_an_epoch_that_comes_in_the_order_of_an_earlier_one_is_no_epoch_of_its_o
 
 def skipping(data, ids, *, told, count=None, policy="skip"):
     """Return a cell in which some ids came, and its loader told of samples that it left out."""
-    event = {"event": "skipped", "epoch": 1, "utc_ns": START_TICK, "mono_ns": 0}
+    event = {"event": "skipped", "epoch": 1, "utc_ns": START, "mono_ns": 0}
     event |= {"count": len(told) if count is None else count, "samples": {str(i): "is broken" for i in told}}
     nbytes = np.full(len([i for i in ids if i < 6]), 500)
     return change(
@@ -395,10 +319,6 @@ def test_samples_that_the_declared_policy_left_out_are_counted_and_the_row_is_va
     assert found.actual == "2 skipped by policy (4, 5), 0 missing, 0 repeated, 0 unknown"
 
 
-def test_a_sample_left_out_of_an_earlier_epoch_alone_is_none_of_this_one(stored):
-    assert exactly_once(skipping(stored(), [0, 1, 2, 3, 4], told=[4, 5], count=1)).verdict == "pass"
-
-
 @pytest.mark.parametrize(
     ("ids", "told", "changes", "words"),
     [
@@ -418,30 +338,28 @@ def test_a_sample_that_no_policy_accounts_for_makes_the_row_invalid(ids, told, c
 
 def test_missed_ticks_make_the_row_invalid_from_the_second_one_on(stored, readings):
     all_ticks = readings()
-    one = [r for r in all_ticks if r.tick_ns != START_TICK + S]
-    two = [r for r in one if r.tick_ns != START_TICK + 2 * S]
-    assert verdicts(stored(readings=one))[1]["missed_ticks"] == "pass"
-    assert verdicts(stored(readings=two))[1]["missed_ticks"] == "fail"
+    one = [r for r in all_ticks if r.tick_ns != START + S]
+    two = [r for r in one if r.tick_ns != START + 2 * S]
+    assert judged(stored(readings=one))[1]["missed_ticks"] == "pass"
+    assert judged(stored(readings=two))[1]["missed_ticks"] == "fail"
 
 
 @pytest.mark.parametrize(("missing", "verdict"), [(3, "pass"), (4, "fail")])
 def test_of_many_ticks_a_share_may_be_missed(missing, verdict, stored, readings):
     data = stored()
     cell = {"energy": {"interval_ms": 10.0}}
-    ticks = [START_TICK + k * S // 100 for k in range(-5, 450) if not 0 < k <= missing]
-    every = [replace(readings()[0], tick_ns=tick, t_ns=tick, joules=(tick - START_TICK) / 1e7) for tick in ticks]
-    assert verdicts(change(data, cell=cell, readings=every))[1]["missed_ticks"] == verdict
+    ticks = [START + k * S // 100 for k in range(-5, 450) if not 0 < k <= missing]
+    every = [replace(readings()[0], tick_ns=tick, t_ns=tick, joules=(tick - START) / 1e7) for tick in ticks]
+    assert judged(change(data, cell=cell, readings=every))[1]["missed_ticks"] == verdict
 
 
 def test_without_a_sensor_or_a_tick_nothing_is_judged(stored):
     data = stored()
     blind = change(data, cell={"energy": {"series": []}}, readings=[])
-    rules = verdicts(blind)[1]
+    rules = judged(blind)[1]
     assert {rules[rule] for rule in ("missed_ticks", "sensors", "energy_agent")} == {"not applicable"}
-    start, end = data.events
-    start = {**start, "utc_ns": start["utc_ns"] + 10_000_000}
-    short = {**end, "utc_ns": start["utc_ns"] + 50_000_000, "duration_ns": 50_000_000}
-    assert verdicts(replace(data, events=[start, short]))[1]["missed_ticks"] == "not applicable"
+    short = with_events(data, {"mono_ns": 10_000_000}, {"mono_ns": 60_000_000, "duration_ns": 50_000_000})
+    assert judged(short)[1]["missed_ticks"] == "not applicable"
 
 
 @pytest.mark.parametrize(
@@ -449,73 +367,56 @@ def test_without_a_sensor_or_a_tick_nothing_is_judged(stored):
     [(0, 0.0, "pass"), (2**16, 0.5, "pass"), (2**16 + 1, 0.0, "fail"), (0, 0.6, "fail"), (None, 0.0, "unknown")],
 )
 def test_a_loader_that_works_before_the_epoch_s_clock_makes_the_row_invalid(received, cpu_s, verdict, remote):
-    data = remote()
-    made, start, end = with_setup(data, received, cpu_s)
-    assert verdicts(replace(data, events=[made, start, end]))[1]["early_work"] == verdict
-    # What is in the set-up, and what another rank did, does not hide it.
-    other = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in (made, start, end)]
-    idle = {**made, "cell_cpu_s": 2.0, "rx_bytes": 0}
-    found = judged(replace(data, events=[idle, start, end, *other]), early_cpu_pct=0.0)[1]
-    assert found["early_work"] == verdict
-    older = [{key: value for key, value in made.items() if key != "cell_cpu_s"}, start, end]
-    assert verdicts(replace(data, events=older))[1]["early_work"] == "warn"
+    late = {"rx_bytes": received, "cell_cpu_s": cpu_s}, {"cell_cpu_s": cpu_s + 2.0}
+    data = with_events(remote(), *late)
+    assert judged(data)[1]["early_work"] == verdict
+    # Another rank without such work does not hide it.
+    idle = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in remote().events]
+    idle[2]["cell_cpu_s"] = 2.0
+    assert judged(with_events(data, more=idle), early_cpu_pct=0.0)[1]["early_work"] == verdict
+
+
+def test_a_link_that_was_not_watched_makes_the_row_invalid(remote):
+    assert judged(replace(remote(), pings=None))[1]["link_held"] == "unknown"
 
 
 def test_an_epoch_without_a_ping_says_nothing_of_its_link(remote):
-    data = remote()
-    start, end = data.events
-    short = {**end, "utc_ns": start["utc_ns"] + 50_000_000, "duration_ns": 50_000_000}
-    rules = verdicts(replace(data, events=[start, short], pings=[]))[1]
+    short = with_events(remote(), end={"utc_ns": START + 50_000_000, "duration_ns": 50_000_000})
+    rules = judged(replace(short, pings=[]))[1]
     assert (rules["link_pause"], rules["link_held"]) == ("not applicable", "not applicable")
-    assert verdicts(replace(data, pings=[]))[1]["link_held"] == "unknown"
+    assert judged(replace(remote(), pings=[]))[1]["link_held"] == "unknown"
 
 
 def test_a_host_with_the_lead_s_own_clock_has_no_offset_to_judge(stored):
     clock = {"source": "one clock", "offset_ms": 0.0, "error_ms": 0.0}
     host = {"host": "h", "roles": ["storage"], "interval_ms": 100.0, "offset_ns": 0}
-    told = [{"t_ns": START_TICK + S, "node": "h", "kind": "clock-step", "message": "it was set"}]
+    told = [{"t_ns": START + S, "node": "h", "kind": "clock-step", "message": "it was set"}]
     for events, verdict in (([], "not applicable"), (told, "fail")):
         record = {**host, "events": events, "clock_before": clock, "clock_after": clock}
-        rules = verdicts(change(stored(), cell={"hosts": [record]}))[1]
+        rules = judged(change(stored(), cell={"hosts": [record]}))[1]
         assert (rules["clock_offset_h"], rules["missed_ticks_h"]) == (verdict, "not applicable")
 
 
 def test_first_epochs_are_compared_with_first_epochs_for_their_spread(stored):
     cells = []
     for repeat in (1, 2):
-        data = stored()
-        later = [{**event, "epoch": 2} for event in data.events]
-        later[1]["duration_ns"] = 2 * S
-        batches = {1: data.batches[1], 2: replace(data.batches[1], ids=data.batches[1].ids[::-1], labels=None)}
-        cell = {"cell_id": f"c{repeat}", "repeat": repeat}
-        cells.append(change(data, cell=cell, events=[*data.events, *later], batches=batches))
+        first = stored().batches[1]
+        data = with_epochs(stored(), (2, replace(first, ids=first.ids[::-1], labels=None)))
+        data.events[-1]["duration_ns"] = 2 * S
+        cells.append(change(data, cell={"cell_id": f"c{repeat}", "repeat": repeat}))
     _, checks = judge(cells, [row for c in cells for row in make_epoch_rows(c)], Tolerances())
     assert [check.actual for check in checks if check.rule == "spread"] == ["0.0 % over 2"] * 4
 
 
-def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
-    assert verdicts(stored(readings=[]))[1]["missed_ticks"] == "fail"
-    other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
-    assert verdicts(stored(readings=other))[1]["missed_ticks"] == "fail"
-
-
-def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
-    data = stored()
-    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass"), (0.0, "not applicable")):
-        assert verdicts(change(data, cell={"clock_offset_ms": offset}))[1]["clock_offset"] == verdict
-
-
-def test_of_one_clock_the_offset_is_not_judged(stored):
-    data = stored()
-    cell = {"clock_offset_ms": None, "clock": "one clock"}
-    rows, checks = judge([change(data, cell=cell)], make_epoch_rows(data), Tolerances())
-    (check,) = [check for check in checks if check.rule == "clock_offset"]
-    assert (check.actual, check.verdict, rows[0].valid) == ("one clock", "not applicable", "valid")
+@pytest.mark.parametrize(("offset", "verdict"), [(None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass")])
+def test_an_unknown_or_large_clock_offset_makes_the_row_invalid(offset, verdict, stored):
+    cell = {"clock": "", "clock_offset_ms": offset}
+    assert judged(change(stored(), cell=cell))[1]["clock_offset"] == verdict
 
 
 def test_a_clock_that_is_set_during_the_epoch_makes_the_row_invalid(stored):
     data = stored()
-    start, end = (event["utc_ns"] for event in data.events)
+    start, end = START, START + 4 * S
     unjudged = "not applicable"
     for at, kind, verdict in (
         (start - 1, "clock-step", unjudged),
@@ -523,7 +424,7 @@ def test_a_clock_that_is_set_during_the_epoch_makes_the_row_invalid(stored):
         (end, "x", unjudged),
     ):
         told = [{"t_ns": at, "node": "n", "kind": kind, "message": "the wall clock was set by +2 s"}]
-        assert verdicts(change(data, cell={"energy": {"events": told}}))[1]["clock_offset"] == verdict
+        assert judged(change(data, cell={"energy": {"events": told}}))[1]["clock_offset"] == verdict
 
 
 def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
@@ -531,8 +432,7 @@ def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
     for repeat, seconds in ((1, 4.0), (2, 6.0)):
         data = stored()
         cell = {"cell_id": f"c{repeat}", "repeat": repeat}
-        end = {**data.events[1], "duration_ns": int(seconds * S)}
-        cells.append(change(data, cell=cell, events=[data.events[0], end]))
+        cells.append(change(with_events(data, end={"duration_ns": int(seconds * S)}), cell=cell))
     rows, checks = judge(cells, [row for c in cells for row in make_epoch_rows(c)], Tolerances())
     assert {c.verdict for c in checks if c.rule == "spread"} == {"warn"}
     assert {row.valid for row in rows} == {"valid"}
@@ -540,10 +440,10 @@ def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
 
 def test_what_reads_nothing_in_an_epoch_is_not_judged_on_samples_and_bytes(remote):
     nothing_came = change(remote(epochs=[{"epoch": 1, "rx_bytes": 0, "drops": 0}]), cell={"reads": "once"})
-    valid, rules = verdicts(nothing_came)
+    valid, rules = judged(nothing_came)
     samples = ("bytes_received", "exactly_once", "loader_bytes", "shuffled")
     assert (valid, {rules[rule] for rule in samples}) == ("valid", {"not applicable"})
-    assert verdicts(change(nothing_came, cell={"reads": "files"}))[1]["bytes_received"] == "fail"
+    assert judged(change(nothing_came, cell={"reads": "files"}))[1]["bytes_received"] == "fail"
 
 
 UNEQUAL = {**REGIME, "paths": [{}, {"rate_gbit": 0.05, "loss_pct": 0.1}]}
@@ -566,3 +466,16 @@ def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_
     (found,) = [check for check in checks if check.rule == "paths"]
     assert found.verdict == verdict
     assert told in found.actual
+
+
+def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
+    epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
+    valid, rules = judged(remote(epochs=epochs))
+    assert rules["link_pause"] == "fail"
+    assert "15000 ms" in valid and "200 ms" in valid
+
+
+def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
+    assert judged(stored(readings=[]))[1]["missed_ticks"] == "fail"
+    other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
+    assert judged(stored(readings=other))[1]["missed_ticks"] == "fail"

@@ -14,8 +14,8 @@ from energymon.__main__ import main
 from energymon.agent import process as process_module
 from energymon.agent import window as window_module
 from energymon.analysis.attribution import series_of
-from harness.results.epochs import make_epoch_rows
-from tests.harness.records import change
+from harness.results.make_rows import make_epoch_rows
+from tests.harness.records import change, with_events
 
 S = 1_000_000_000
 TICK = S // 10
@@ -101,9 +101,8 @@ def test_an_epoch_row_a_window_and_a_query_agree_to_the_last_bit(stored, tmp_pat
         "unreadable": description["unreadable"],
     }
     data = stored()
-    first, last = data.events
-    events = [{**first, "utc_ns": start_ns}, {**last, "utc_ns": end_ns, "duration_ns": end_ns - start_ns}]
-    (row,) = make_epoch_rows(change(data, cell={"energy": energy}, readings=kept, events=events))
+    data = with_events(data, {"mono_ns": begin}, {"mono_ns": stop, "duration_ns": stop - begin})
+    (row,) = make_epoch_rows(change(data, cell={"energy": energy}, readings=kept))
 
     components = queried(path, start_ns, end_ns)
     total = components["total"]

@@ -3,6 +3,8 @@
 from dataclasses import asdict, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -12,11 +14,11 @@ from harness.cell.epoch import measured_epoch
 from harness.cell.events import EventLog, read_events, save_events
 from harness.config.specs import Tolerances
 from harness.errors import CellError
-from harness.results.cell_folder import load_cell
+from harness.results.cell_folder import load_cell, write_manifest
 from harness.results.cells import CellRecord
 from harness.results.checks import judge
-from harness.results.epochs import make_epoch_rows
 from harness.results.files import parse_value, write_json
+from harness.results.make_rows import make_epoch_rows
 from loaders.base import Batch, Samples
 from loaders.pipeline.image import epoch_order
 from tests.harness.records import store_batches
@@ -137,6 +139,7 @@ def stored_run(folder, loader, cell, keeps_labels=True):
     samples = tuple(f"{n}.jpg" for n in range(N))
     Samples(run, samples, LABELS, np.full(N, SIZE)).save(run / "samples.parquet")
     with EventLog(out / "events.jsonl") as log:
+        log.add("loader_made", duration_ns=1, **CellCounters(None, None).read())
         for epoch in range(1, EPOCHS + 1):
             records = measured_epoch(
                 loader, lambda batch: None, epoch, log, CellCounters(None, None), lambda done: None
@@ -144,8 +147,10 @@ def stored_run(folder, loader, cell, keeps_labels=True):
             store_batches(records, epoch, out, keeps_labels=keeps_labels)
     save_events(read_events(out / "events.jsonl"), out / "events.parquet")
     save_readings([], out / "energy.parquet")
+    pq.write_table(pa.table({}), out / "resources.parquet")
     (out / "link.json").write_text("{}")
     write_json(out / "cell.json", parse_value(CellRecord, cell))
+    write_manifest(out)
     return load_cell(out)
 
 

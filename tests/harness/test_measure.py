@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from energymon import Energy, best_sources
-from harness.results.epochs import compute_utilisation, make_epoch_rows
+from harness.results.cell_folder import compute_utilisation
+from harness.results.make_rows import make_epoch_rows
 from tests.harness.conftest import batches
 from tests.harness.records import change
 
@@ -42,7 +42,7 @@ def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
 
 
 def test_an_epoch_that_did_not_end_has_no_row(stored):
-    assert make_epoch_rows(stored(events=stored().events[:1])) == []
+    assert make_epoch_rows(stored(events=stored().events[:2])) == []
 
 
 def test_accelerator_utilisation_leaves_the_first_step_out():
@@ -64,37 +64,24 @@ def test_an_emulated_step_computes_for_its_nominal_time_however_late_its_sleep_e
     (row,) = make_epoch_rows(replace(data, batches={1: late}))
     assert row.gpu_j == pytest.approx(400.0 * 1.5 + 50.0 * 2.5)
     assert row.au == pytest.approx(1.0 / 2.5)
-    (older,) = make_epoch_rows(data)
-    assert older.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
-    assert older.au == pytest.approx(1.5 / 2.5)
 
 
-def test_a_gpus_counter_and_power_are_not_added_up():
-    def energy(source, joules):
-        return Energy("host", "gpu-0", "gpu", source, joules, 1.0, interpolated=False)
+SERIES = [{"device": f"package-{n}", "domain": "cpu", "source": "rapl-powercap"} for n in range(2)]
 
-    (kept,) = best_sources([energy("nvml-power", 90.0), energy("nvml-counter", 100.0)])
-    assert kept.source == "nvml-counter"
+
+@pytest.mark.parametrize(
+    "energy",
+    [{"series": SERIES}, {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}],
+    ids=["lost", "never read"],
+)
+def test_a_part_without_readings_leaves_its_domain_and_the_total_unknown(energy, stored):
+    (row,) = make_epoch_rows(change(stored(), cell={"energy": energy}))
+    assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
 def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
     (row,) = make_epoch_rows(stored(readings=readings()[:20]))
     assert row.cpu_j is None
-
-
-def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
-    series = [
-        {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
-        {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
-    ]
-    (row,) = make_epoch_rows(change(stored(), cell={"energy": {"series": series}}))
-    assert row.cpu_j is row.total_j is row.energy_error_j is None
-
-
-def test_a_part_that_was_never_read_leaves_its_domain_and_the_total_unknown(stored):
-    energy = {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
-    (row,) = make_epoch_rows(change(stored(), cell={"energy": energy}))
-    assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):

@@ -11,26 +11,15 @@ import torch
 from harness.cell.epoch import BatchRecord
 from harness.cell.resources import Resources
 from harness.results.cell_folder import read_batches
-from harness.results.epoch_row import make_schema
-from harness.results.epochs import make_epoch_rows
-from harness.results.metrics import EpochMetrics, make_epoch_metrics
-from tests.harness.records import change, store_batches
-
-S = 1_000_000_000
-START = 1_700_000_000 * S
+from harness.results.make_rows import make_epoch_rows
+from harness.results.metrics import make_epoch_metrics
+from tests.harness.records import START, S, change, store_batches, with_epochs, with_events
 
 
 def seen(at_s, **known):
     unknown = dict.fromkeys(("cpu_util", "pss_bytes", "disk_read_bytes", "disk_written_bytes"))
     unknown |= dict.fromkeys(("rx_bytes", "tx_bytes", "gpu_util", "gpu_mem_bytes"))
     return Resources(utc_ns=START + int(at_s * S), **(unknown | {"cell_cpu_s": 0.0, "rss_bytes": 0} | known))
-
-
-def with_events(data, start=None, end=None, more=()):
-    events = [dict(event) for event in data.events]
-    events[0] |= start or {}
-    events[1] |= end or {}
-    return replace(data, events=[*events, *more])
 
 
 def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
@@ -47,14 +36,6 @@ def test_samples_that_were_left_out_are_counted(stored):
     assert (found.skipped_samples, whole.skipped_samples) == (2, 0)
 
 
-def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
-    (found,) = make_epoch_metrics(stored())
-    unknown = {name for name in make_schema(EpochMetrics).names if getattr(found, name) is None}
-    known = {"cell_id", "epoch", "first_batch_s", "batch_p50_s", "batch_p95_s", "batch_p99_s", "steady_samples_per_s"}
-    known |= {"rx_bytes", "tx_bytes", "others_cpu_s", "steal_s", "run_wait_s", "ranks"}
-    assert unknown == {*make_schema(EpochMetrics).names} - known
-
-
 def test_counters_are_differences_between_the_epoch_s_edges(stored):
     start = {"cell_cpu_s": 1.5, "disk_read_bytes": 100, "disk_written_bytes": 7, "rx_bytes": None}
     end = {"cell_cpu_s": 4.0, "disk_read_bytes": 350, "disk_written_bytes": 7, "rx_bytes": None}
@@ -64,19 +45,8 @@ def test_counters_are_differences_between_the_epoch_s_edges(stored):
 
 
 def test_the_time_to_make_the_loader_is_counted_on_the_first_epoch_alone(stored):
-    made = {"event": "loader_made", "utc_ns": START - S, "mono_ns": 0, "duration_ns": S // 4}
-    second = [{**event, "epoch": 2, "utc_ns": event["utc_ns"] + 5 * S} for event in stored().events]
-    data = replace(
-        with_events(stored(), more=[made, *second]), batches={1: stored().batches[1], 2: stored().batches[1]}
-    )
-    assert [one.loader_made_s for one in make_epoch_metrics(data)] == [0.25, None]
-    assert [row.setup_s for row in make_epoch_rows(data)] == [0.25, None]
-
-
-def test_the_set_up_of_several_ranks_is_that_of_the_slowest(stored):
-    made = {"event": "loader_made", "utc_ns": START - S, "mono_ns": 0, "duration_ns": S // 4}
-    slower = made | {"event": "rank.loader_made", "rank": 1, "duration_ns": S}
-    assert make_epoch_rows(with_events(stored(), more=[made, slower]))[0].setup_s == 1.0
+    data = stored()
+    assert [row.setup_s for row in make_epoch_rows(with_epochs(data, (2, data.batches[1])))] == [0.25, None]
 
 
 def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(stored):
@@ -88,10 +58,10 @@ def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(sto
     assert make_epoch_metrics(with_events(data, more=[after]))[0].pss_peak_bytes == 650
 
 
-def test_gpu_utilisation_is_the_mean_over_the_epoch_in_both_files(stored):
+def test_gpu_utilisation_is_the_mean_over_the_epoch(stored):
     rows = [seen(-1, gpu_util=1.0), seen(1, gpu_util=0.5, gpu_mem_bytes=10), seen(2, gpu_util=0.7), seen(3)]
     data = replace(stored(), resources=rows)
-    assert make_epoch_metrics(data)[0].gpu_util == make_epoch_rows(data)[0].gpu_util == pytest.approx(0.6)
+    assert make_epoch_rows(data)[0].gpu_util == pytest.approx(0.6)
     assert make_epoch_metrics(data)[0].gpu_mem_peak_bytes == 10
     assert make_epoch_rows(stored())[0].gpu_util is None
 
@@ -139,32 +109,23 @@ def test_cpu_time_is_split_into_user_mode_and_kernel_over_all_ranks(stored):
 
 
 @pytest.mark.parametrize(
-    ("cell", "found"),
+    ("read", "drops", "cell", "found"),
     [
-        ({"caches": "vm.drop_caches"}, (6000, 2.0)),
-        ({"caches": ""}, (6000, None)),
-        ({"caches": "vm.drop_caches", "reads": "once"}, (6000, None)),
+        (6000, 0, {"caches": "vm.drop_caches"}, (6000, 2.0)),
+        (6000, 0, {"caches": ""}, (6000, None)),
+        (6000, 0, {"caches": "vm.drop_caches", "reads": "once"}, (6000, None)),
+        (6000, 1, {"caches": "fadvise"}, (6000, None)),
+        (0, 0, {"caches": "vm.drop_caches"}, (0, None)),
     ],
 )
-def test_read_amplification_is_what_disks_read_over_the_samples_bytes(stored, cell, found):
-    data = change(with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 6100}), cell=cell)
+def test_read_amplification_is_what_disks_read_over_the_samples_bytes_where_caches_were_cold(
+    stored, read, drops, cell, found
+):
+    start = {"cell_read_bytes": 100, "cache_drops": 7}
+    data = with_events(stored(), start, {"cell_read_bytes": 100 + read, "cache_drops": 7 + drops})
     assert data.count_bytes(1) == 3000
-    (metrics,) = make_epoch_metrics(data)
+    (metrics,) = make_epoch_metrics(change(data, cell=cell))
     assert (metrics.storage_read_bytes, metrics.read_amplification) == found
-
-
-def test_caches_that_another_program_drops_leave_the_amplification_unknown(stored):
-    start, end = {"cell_read_bytes": 100, "cache_drops": 7}, {"cell_read_bytes": 6100, "cache_drops": 8}
-    (metrics,) = make_epoch_metrics(change(with_events(stored(), start, end), cell={"caches": "fadvise"}))
-    assert (metrics.storage_read_bytes, metrics.read_amplification) == (6000, None)
-
-
-def test_disks_that_show_no_reads_leave_the_amplification_unknown(stored):
-    data = change(
-        with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 100}), cell={"caches": "vm.drop_caches"}
-    )
-    (metrics,) = make_epoch_metrics(data)
-    assert (metrics.storage_read_bytes, metrics.read_amplification) == (0, None)
 
 
 @pytest.mark.parametrize(("kind", "read"), [("remote", 6000), ("half", 7000), ("local", 7000)])
@@ -176,17 +137,7 @@ def test_what_the_cell_reads_itself_counts_where_it_has_samples(stored, kind, re
     assert make_epoch_metrics(data)[0].storage_read_bytes == read
 
 
-def test_what_came_before_an_epoch_began_is_told(stored):
-    made = {
-        "event": "loader_made",
-        "utc_ns": START - S,
-        "mono_ns": 0,
-        "duration_ns": 1,
-        "rx_bytes": 40,
-        "cell_cpu_s": 1,
-    }
-    start = {"rx_bytes": 5040, "cell_cpu_s": 1.5}
-    (found,) = make_epoch_metrics(with_events(stored(), start, {"rx_bytes": 9000, "cell_cpu_s": 3.0}, more=[made]))
-    assert (found.early_rx_bytes, found.early_cpu_s) == (5000, 0.5)
-    (older,) = make_epoch_metrics(with_events(stored(), start))
-    assert (older.early_rx_bytes, older.early_cpu_s) == (None, None)
+def test_work_before_an_epoch_began_is_in_its_metrics(stored):
+    start, end = {"rx_bytes": 5040, "cell_cpu_s": 1.5}, {"rx_bytes": 9000, "cell_cpu_s": 3.0}
+    (found,) = make_epoch_metrics(with_events(stored(), start, end))
+    assert (found.early_rx_bytes, found.early_cpu_s) == (5040, 1.5)

@@ -13,6 +13,7 @@ from harness.results import provenance
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.provenance import collect_provenance, describe_machine, describe_source, list_changes
+from tests.harness.records import change
 
 TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
 SENSORS = [{"sensor": "perf", "source": "rapl-perf", "channels": [{"domain": "cpu", "device": "package-0"}]}]
@@ -69,11 +70,6 @@ def test_the_link_the_mount_and_the_sensors_count():
     ]
 
 
-def test_thread_variables_are_recorded(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert describe_machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"
-
-
 def test_a_loader_of_one_s_own_is_source_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     own = tmp_path / "my_own_loader.py"
@@ -85,28 +81,14 @@ def test_a_loader_of_one_s_own_is_source_too(tmp_path, monkeypatch):
     assert change.startswith("source.code_sha256")
 
 
-def test_an_older_record_is_compared_by_what_it_has():
-    now = record()
-    old = copy.deepcopy(now)
-    for section in ("environment", "installed"):
-        del old[section]
-    for section, name in (("host", "hostname"), ("source", "code_sha256")):
-        del old[section][name]
-    assert list_changes(old, now) == []
-    old["host"]["kernel"] = {"value": "5.4"}
-    (change,) = list_changes(old, now)
-    assert change.endswith("was 5.4")
-
-
-def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
+def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path, stored):
     results = RunFolder.create(tmp_path, "smoke")
-    for cell_id, content in {"old": {}, "new": {"provenance": "provenance-2.json"}, "broken": []}.items():
+    second = change(stored(), cell={"provenance": "provenance-2.json"}).cell
+    for cell_id, content in (("old", stored().cell), ("new", second), ("broken", [])):
         results.cell_folder(cell_id).mkdir()
         write_json(results.cell_folder(cell_id) / "cell.json", content)
-    assert results.find_sessions(["old", "new", "broken", "absent"]) == {
-        "old": "provenance.json",
-        "new": "provenance-2.json",
-    }
+    found = results.find_sessions(["old", "new", "broken", "absent"])
+    assert found == {"old": "provenance.json", "new": "provenance-2.json"}
     for content in ("", "[]", "{}", None):
         if content is not None:
             results.provenance.write_text(content)
@@ -129,3 +111,8 @@ def test_nothing_is_written_into_the_users_repository(tmp_path, monkeypatch):
     before = (tmp_path / ".git" / "index").read_bytes()
     assert describe_source()["changed"]["value"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before
+
+
+def test_thread_variables_are_recorded(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert describe_machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"

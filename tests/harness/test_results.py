@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import ResultsError
 from harness.results.files import write_json
-from harness.results.folder import RunFolder
+from harness.results.folder import Ledger, RunFolder
 
 
 def planned(tmp_path, name="smoke"):
@@ -24,16 +24,10 @@ def test_two_runs_at_once_get_folders_of_their_own(tmp_path):
     assert len(folders) == 20
 
 
-def test_latest_points_at_the_newest(tmp_path):
+def test_a_run_is_found_by_name_and_by_path_and_as_the_latest(tmp_path):
     planned(tmp_path)
-    second = planned(tmp_path)
-    assert (tmp_path / "latest").resolve() == second.folder.resolve()
-    assert RunFolder.find("latest", tmp_path).folder == second.folder.resolve()
-
-
-def test_a_run_is_found_by_name_and_by_path(tmp_path):
     results = planned(tmp_path)
-    for name in (results.folder.name, str(results.folder)):
+    for name in (results.folder.name, str(results.folder), "latest"):
         assert RunFolder.find(name, tmp_path).folder == results.folder.resolve()
 
 
@@ -106,3 +100,26 @@ def test_a_store_that_is_set_aside_takes_its_log_with_it(tmp_path):
         assert results.set_store_aside().name == f"energy.sqlite.damaged-{n}"
     left = sorted(path.name for path in results.folder.glob("energy.*"))
     assert left == [f"energy.sqlite.damaged-{n}{suffix}" for n in (1, 2) for suffix in ("", "-wal")]
+
+
+def test_entries_come_back_in_order(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("started", "a")
+    ledger.append("failed", "a", "the reason")
+    assert [(e.event, e.cell_id, e.message) for e in ledger.read_entries()] == [
+        ("started", "a", ""),
+        ("failed", "a", "the reason"),
+    ]
+
+
+def test_a_torn_last_line_is_skipped_and_the_next_entry_is_whole(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.append("started", "a")
+    with ledger.path.open("a") as file:
+        file.write('{"t_utc": "2026-')
+    ledger.append("done", "a")
+    assert [e.event for e in ledger.read_entries()] == ["started", "done"]
+
+
+def test_no_ledger_has_no_entries(tmp_path):
+    assert Ledger(tmp_path / "absent").read_entries() == []

@@ -11,14 +11,15 @@ import threading
 import time
 import uuid
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from harness.cell.messages import AcceleratorRecord
 from harness.config.regime import Regime
+from harness.results.cell_folder import CellData
 from harness.results.cells import CellRecord, DatasetRecord, EnergyRecord, LinkEpoch, LinkRecord
-from harness.results.disturbance import summarize_pings
-from harness.results.epochs import CellData
+from harness.results.metrics import summarize_pings
 from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from harness.testbed.link.measure.probe import MODULE, probe_server
@@ -35,6 +36,7 @@ pytestmark = [
 
 REGIME = Regime(name="near", rtt_ms=10.0, rate_gbit=0.5)
 LOAD_S = 1.6
+NONE = np.empty(0, np.int64)
 FLOWING_BYTES = 1_000_000
 """Only the flows send this much."""
 
@@ -99,7 +101,7 @@ def under_load(link, namespaces, server, tmp_path):
             energy=EnergyRecord(interval_ms=100),
         )
         record = LinkRecord(epochs=[LinkEpoch(epoch=1, pause_s=link.counters().pause_s)])
-        return summarize_pings(CellData(cell, record, [], {}, [], pings=pings), start, end)
+        return summarize_pings(CellData(cell, record, [], {}, [], NONE, NONE, pings=pings), start, end)
 
     return seen
 

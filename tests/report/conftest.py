@@ -19,8 +19,7 @@ from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow, make_schema, write_rows
 from harness.results.files import parse_value, write_json
-from harness.results.folder import Plan, RunFolder
-from harness.results.ledger import Entry
+from harness.results.folder import LedgerEntry, RunFolder, RunPlan
 from harness.results.metrics import EpochMetrics
 
 REGIMES = {
@@ -255,10 +254,10 @@ class FolderBuilder:
             )
             for cell in self.cells.values()
         ]
-        write_json(run.plan, Plan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
+        write_json(run.plan, RunPlan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
         write_json(run.provenance, PROVENANCE)
         write_json(run.checks, [asdict(Check(**check)) for check in self.checks])
-        run.ledger.write_text("".join(json.dumps(asdict(Entry(**event))) + "\n" for event in self.events))
+        run.ledger.write_text("".join(json.dumps(asdict(LedgerEntry(**event))) + "\n" for event in self.events))
         finished = {event["cell_id"] for event in self.events if event["event"] != "interrupted"}
         for cell_id, cell in self.cells.items():
             if cell_id in self.failures:
@@ -375,7 +374,7 @@ class SweepBuilder:
         self.folder.mkdir(parents=True)
         run = RunFolder(self.folder)
         write_config(run, self.config)
-        write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": cells}))
+        write_json(run.plan, parse_value(RunPlan, {"run_id": "5f0c9a1e", "cells": cells}))
         write_rows([EpochRow(**row) for row in self.rows], EpochRow, run.epochs_parquet, run.epochs_csv)
         metrics = [EpochMetrics(**metric) for metric in self.metrics]
         write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
@@ -398,15 +397,17 @@ class SweepBuilder:
             row |= dict.fromkeys(("cpu_util", "gpu_util", "cpu_j", "dram_j", "gpu_j", "total_j", "energy_error_j"))
             row |= {"start_utc": "2025-11-20T13:00:00.000Z", "end_utc": "2025-11-20T13:00:10.000Z"}
             row |= {"samples_per_s": self.samples / duration_s, "mb_per_s": 1.0, "stall_s": 1.0, "au": 0.5}
+            row |= {"setup_s": 0.25 if epoch == 1 else None}
             self.rows.append({**at, **row})
             metric = dict.fromkeys(make_schema(EpochMetrics).names) | {
                 "cell_id": cell_id,
                 "epoch": epoch,
                 "cell_cpu_s": 3.0,
+                "ranks": 1,
+                "skipped_samples": 0,
             }
             metric |= {"first_batch_s": 0.5 * setting, "batch_p50_s": 0.1, "batch_p95_s": 0.2, "batch_p99_s": 0.3}
-            metric |= {"loader_made_s": 0.25 if epoch == 1 else None, "pss_peak_bytes": 500_000_000}
-            metric |= {"steady_samples_per_s": 20 * setting}
+            metric |= {"steady_samples_per_s": 20 * setting, "pss_peak_bytes": 500_000_000}
             self.metrics.append(metric)
 
     def _stored(self, cell: Mapping[str, Any]) -> None:

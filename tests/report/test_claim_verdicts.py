@@ -22,8 +22,8 @@ from harness.report.claims.reader import make_definitions
 from harness.report.claims.rows import Row, make_claim_rows
 from harness.report.claims.bound import Bound, combined, written
 from harness.results.reader import read_results
+from harness.workloads.classification import ResNet50
 from harness.workloads.emulated import EmulatedStep, NoStep
-from harness.workloads.resnet50 import ResNet50
 
 FASTER = Definition(
     id="one",

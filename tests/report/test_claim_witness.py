@@ -23,7 +23,7 @@ from harness.report.claims.verdict import evaluate
 from harness.results.cells import CellRecord
 from harness.results.epoch_row import EpochRow, write_rows
 from harness.results.files import parse_value, write_json
-from harness.results.folder import Plan, RunFolder
+from harness.results.folder import RunFolder, RunPlan
 from harness.results.metrics import EpochMetrics
 from harness.results.reader import read_results
 from tests.report.conftest import hash_of, write_config
@@ -100,9 +100,11 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
         about = {**named, "cell_id": f"c{hash_of(row.cell_id)}", "repeat": int(row.cell_id.rpartition(" r")[2])}
         stored = _store(row)
         epochs.append(_make(EpochRow, {**about, **stored, "epoch": row.epoch, "valid": "valid"}))
-        metrics.append(_make(EpochMetrics, {**about, **stored, "epoch": row.epoch, "ranks": row.labels.get("ranks")}))
+        metrics.append(
+            _make(EpochMetrics, {**about, **stored, "epoch": row.epoch, "ranks": row.labels.get("ranks") or 1})
+        )
         cells.setdefault(about["cell_id"], (about, []))[1].append(row)
-    write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": [about for about, _ in cells.values()]}))
+    write_json(run.plan, parse_value(RunPlan, {"run_id": "5f0c9a1e", "cells": [about for about, _ in cells.values()]}))
     write_rows(epochs, EpochRow, run.epochs_parquet, run.epochs_csv)
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
     for about, own in cells.values():
@@ -158,7 +160,7 @@ def _store(row: Row) -> dict[str, object]:
     samples = int(str(row.labels["samples"]))
     derived = {
         "busy_share": lambda share: {"stall_s": duration_s * (1 - share)},
-        "until_first_batch_s": lambda seconds: {"loader_made_s": seconds / 2, "first_batch_s": seconds / 2},
+        "until_first_batch_s": lambda seconds: {"setup_s": seconds / 2, "first_batch_s": seconds / 2},
         "cpu_s_per_sample": lambda seconds: {"cell_cpu_s": seconds * samples},
         "ranks_wait_share": lambda share: {"ranks_wait_s": duration_s * share},
         "link_share": lambda share: {"mb_per_s": 125 * share},

@@ -108,11 +108,10 @@ def test_json_that_was_cut_short_is_named(build):
         read_results(folder)
 
 
-def test_a_folder_from_before_loss_and_jitter_were_columns_is_read(build):
-    folder = build(regimes=("local", "wan_lossy")).write()
-    table = pq.read_table(folder / "epochs.parquet")
-    pq.write_table(table.drop_columns(["jitter_ms", "loss_pct"]), folder / "epochs.parquet")
-    results = read_results(folder)
-    assert len(results.rows) == len(table)
-    assert {row.loss_pct for row in results.rows} == {None}
-    assert results.experiment.regimes["wan_lossy"].loss_pct == 0.1
+@pytest.mark.parametrize("version", [None, 0, 99])
+def test_a_folder_of_another_version_is_one_error_that_names_the_plan(build, version):
+    folder = build().write()
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "format": version}))
+    with pytest.raises(ResultsError, match=rf"plan\.json: .*format {version}"):
+        read_results(folder)

@@ -6,7 +6,7 @@ from harness.report.distance import choose_figure, read_paper_figure
 from harness.report.papers import low
 from harness.results.reader import read_results
 
-SYNTHETIC = "harness.datasets.synthetic.Synthetic"
+SYNTHETIC = "harness.datasets.imagenet_like.Synthetic"
 FIG5, FIG7, FIG8, FIG10 = (read_paper_figure(f"emlio/fig{number}") for number in (5, 7, 8, 10))
 
 

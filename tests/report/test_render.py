@@ -373,7 +373,7 @@ def drawn_text(builder, figure):
 
 @pytest.mark.parametrize(("figure", "streams"), [("emlio_fig7", 1), ("emlio_fig8", 2)])
 def test_a_figure_of_which_the_paper_s_text_has_no_numbers_says_so_and_shows_none(build, figure, streams):
-    dataset = "harness.datasets.synthetic.Synthetic"
+    dataset = "harness.datasets.imagenet_like.Synthetic"
     text, whole = drawn_text(build(loaders=("dali", "streaming"), streams=streams, dataset=dataset), figure)
     assert f"figure {figure[-1]}: its text gives no numbers" in text
     assert "(paper" not in text

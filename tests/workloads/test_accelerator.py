@@ -8,8 +8,8 @@ import torch
 
 from harness.errors import CellError, ConfigError
 from harness.workloads import choose_kind, make_step
+from harness.workloads.classification import ResNet50
 from harness.workloads.published import BOARDS, MODELS, STEPS
-from harness.workloads.resnet50 import ResNet50
 from harness.workloads.unet3d import UNet3D
 from loaders.base import Batch
 
@@ -37,12 +37,6 @@ def test_auto_emulates_where_there_is_no_gpu():
     assert (step.kind, step.device, step.emulated, step.label) == ("emulated", "cpu", True, "emulated: A100")
 
 
-@GPU
-@pytest.mark.gpu
-def test_auto_takes_the_gpu_where_there_is_one():
-    assert choose_kind({"kind": "auto"}, "resnet50") == "cuda"
-
-
 @NO_GPU
 def test_cuda_without_a_gpu_names_the_key_and_the_alternatives():
     with pytest.raises(ConfigError, match=r"^accelerator\.kind=cuda: .*accelerator=emulated"):
@@ -58,13 +52,6 @@ def test_a_stage_without_training_leaves_an_emulated_board_idle_and_has_no_step(
     assumed = make_step(replace(RESNET50, stage=stage), {"kind": "emulated", "seconds_per_sample": 0.1}, seed=0)
     assert (assumed.label, assumed.power) == ("emulated: idle", None)
     assert make_step(replace(RESNET50, stage=stage), {"kind": "cpu"}, seed=0).kind == "none"
-
-
-def test_an_unknown_stage_names_the_key_and_the_stages():
-    with pytest.raises(
-        ConfigError, match=r"workloads\.resnet50\.stage='look': expected one of read, preprocess, train"
-    ):
-        replace(RESNET50, stage="look")
 
 
 @pytest.mark.parametrize(("model", "per_sample_s"), [("a100", 0.435 / 400), ("h100", 0.224 / 400)])
@@ -120,11 +107,6 @@ def test_a_step_of_3d_unet_is_published_for_seven_samples(model, seconds):
     assert step.label == f"emulated: {model.upper()}"
 
 
-def test_a_published_step_of_volumes_is_of_voxels():
-    small = UNet3D(crop_size=32, widths=(8, 16))
-    assert make_step(small, {"kind": "emulated"}, seed=0).label == "emulated: A100 at 128 voxels"
-
-
 def test_an_assumed_step_is_labelled_so_and_nothing_published_is_said_of_it():
     accelerator = {"kind": "emulated", "model": "h100", "time_scale": 2.0, "seconds_per_sample": {"vgg19": 0.01}}
     step = make_step(replace(RESNET50, name="vgg19"), accelerator, seed=0)
@@ -159,6 +141,7 @@ def test_every_published_value_names_its_source():
         ({"kind": "emulated", "time_scale": "2"}, "time_scale"),
         ({"kind": "emulated", "seconds_per_sample": 0}, "seconds_per_sample"),
         ({"kind": "emulated", "seconds_per_sample": "fast"}, "seconds_per_sample"),
+        ({"kind": "emulated", "seconds_per_sample": {"rnnt": -1}}, r"seconds_per_sample\.rnnt"),
     ],
 )
 def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
@@ -166,18 +149,10 @@ def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
         choose_kind(accelerator, "resnet50")
 
 
-def test_emulating_a_workload_without_a_published_step_is_refused():
+@pytest.mark.parametrize("assumed", [None, {"rnnt": 0.1}])
+def test_emulating_a_workload_without_a_published_or_assumed_step_is_refused(assumed):
     with pytest.raises(ConfigError, match=r"vgg19 .*accelerator\.seconds_per_sample=SECONDS"):
-        choose_kind({"kind": "emulated"}, "vgg19")
-
-
-def test_an_assumption_for_one_workload_is_none_for_another():
-    accelerator = {"kind": "emulated", "seconds_per_sample": {"rnnt": 0.1}}
-    assert choose_kind(accelerator, "rnnt") == "emulated"
-    with pytest.raises(ConfigError, match="vgg19"):
-        choose_kind(accelerator, "vgg19")
-    with pytest.raises(ConfigError, match=r"^accelerator\.seconds_per_sample\.rnnt=-1"):
-        choose_kind({"kind": "emulated", "seconds_per_sample": {"rnnt": -1}}, "resnet50")
+        choose_kind({"kind": "emulated", "seconds_per_sample": assumed}, "vgg19")
 
 
 @pytest.mark.process
@@ -217,11 +192,20 @@ def test_a_cuda_step_is_done_when_it_returns():
     assert step.label.startswith("cuda: ")
 
 
-@pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("image_size", 16), ("num_classes", 1)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("batch_size", 0), ("image_size", 16), ("num_classes", 1), ("stage", "look")]
+)
 def test_an_impossible_workload_is_refused_by_its_key(key, value):
-    with pytest.raises(ConfigError, match=rf"resnet50\.{key}={value}"):
+    with pytest.raises(ConfigError, match=rf"resnet50\.{key}={value!r}"):
         ResNet50(**{"batch_size": 2, key: value})
 
 
-def test_the_transform_has_the_workloads_image_size():
-    assert ResNet50(batch_size=2, image_size=96).transform.size == 96
+@GPU
+@pytest.mark.gpu
+def test_auto_takes_the_gpu_where_there_is_one():
+    assert choose_kind({"kind": "auto"}, "resnet50") == "cuda"
+
+
+def test_a_published_step_of_volumes_is_of_voxels():
+    small = UNet3D(crop_size=32, widths=(8, 16))
+    assert make_step(small, {"kind": "emulated"}, seed=0).label == "emulated: A100 at 128 voxels"

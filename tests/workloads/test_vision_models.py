@@ -1,42 +1,17 @@
 """VGG-19 and ViT-B/16: the published models at full size, and small forms that learn."""
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from harness.errors import ConfigError
-from harness.workloads import choose_kind, make_step
-from harness.workloads.vgg19 import VGG19
-from harness.workloads.vit_b16 import ViTB16
-from loaders.base import Samples
+from harness.workloads import make_step
+from harness.workloads.classification import VGG19, ViTB16
 from loaders.pytorch import PyTorchLoader
 
 TINY = (
     VGG19(batch_size=8, image_size=32, num_classes=2, width=0.05),
     ViTB16(batch_size=8, image_size=32, num_classes=2, layers=1),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a step is slower with more
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def colours(tmp_path):
-    """Sixteen noisy pictures of two classes that differ in colour."""
-    rng = np.random.default_rng(0)
-    for number in range(16):
-        pixels = rng.integers(0, 120, (40, 40, 3), dtype=np.uint8)
-        pixels[..., 2 * (number % 2)] += 120
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    paths = tuple(f"{number}.png" for number in range(16))
-    sizes = np.array([(tmp_path / path).stat().st_size for path in paths])
-    return Samples(tmp_path, paths, np.arange(16, dtype=np.int64) % 2, sizes)
 
 
 @pytest.mark.parametrize(("workload", "name"), [(VGG19, "vgg19"), (ViTB16, "vit_b_16")])
@@ -53,7 +28,8 @@ def test_of_full_size_it_is_torchvisions_model(workload, name):
 
 @pytest.mark.process
 @pytest.mark.parametrize("workload", TINY, ids=lambda one: one.name)
-def test_the_loss_falls_on_a_tiny_set_through_the_pytorch_loader(workload, colours):
+def test_the_loss_falls_on_a_tiny_set_through_the_pytorch_loader(workload, make_coloured):
+    colours = make_coloured(16, classes=2)
     step = make_step(workload, {"kind": "cpu"}, seed=2)
     with PyTorchLoader(samples=colours, transform=workload.transform, batch_size=8, seed=0, num_workers=0) as loader:
         for epoch in range(15):
@@ -83,11 +59,3 @@ def test_a_vision_transformer_refuses_sizes_that_are_no_whole_patches_in_one_lin
 def test_an_impossible_workload_is_refused_by_its_key(workload, key, value):
     with pytest.raises(ConfigError, match=rf"{key}={value}"):
         workload(**{"batch_size": 2, key: value})
-
-
-def test_vgg19_is_emulated_only_on_an_assumption_of_the_users():
-    with pytest.raises(ConfigError, match="vgg19"):
-        choose_kind({"kind": "emulated"}, "vgg19")
-    assumed = {"kind": "emulated", "seconds_per_sample": {"vgg19": 0.0014}}
-    step = make_step(TINY[0], assumed, seed=0)
-    assert (step.label, step.citation) == ("emulated: assumed 0.0014 s a sample", None)

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from harness.datasets.coco.annotations import CATEGORY_IDS, Annotations
-from harness.datasets.generate import Content, GeneratedDataset, quantiles
+from harness.datasets.generate import GeneratedDataset, draw_ratio, quantiles
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, lay, patch, shape_of, tinted
+from harness.datasets.worker import Content
 from harness.system.values import check_number
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ with density (x - least) ** (power - 1), whose mean is least + range * power / (
 _MEAN_BYTES: Final = 0.8e6
 _BITS_PER_PIXEL: Final = 4.2
 """Of a picture of 640 x 480 and 0.16 MB, COCO's usual one: 118 287 pictures of train2017 take 19.3 GB."""
-_RATIOS: Final = ((4 / 3, 0.5), (3 / 2, 0.24), (3 / 4, 0.2), (1.0, 0.06))
-"""Width / height of pictures, and their shares, about as train2017 has them."""
+_RATIOS: Final = {4 / 3: 0.5, 3 / 2: 0.24, 3 / 4: 0.2, 1.0: 0.06}
+"""Shares of pictures by their width / height, about as train2017 has them."""
 
 _MEAN_THINGS: Final = 7.2
 """Of a picture that has any: 860 001 annotations on 117 266 pictures of train2017, less 10 498 of crowds."""
@@ -48,7 +49,7 @@ _MAX_SIDE: Final = 0.7
 _CORNERS: Final = 26
 
 
-class Picture(NamedTuple):
+class CocoPicture(NamedTuple):
     """One picture's size in pixels and its things, those behind before those in front."""
 
     width: int
@@ -123,15 +124,14 @@ class CocoLike(GeneratedDataset):
     def _read(self) -> Annotations:
         return Annotations.of(self.annotations, ANNOTATIONS)
 
-    def picture(self, number: int) -> Picture:
+    def picture(self, number: int) -> CocoPicture:
         """Return the size and the things of one picture; one of twice the bytes has more pixels and more detail."""
         rng = np.random.default_rng([self.seed, 0xC0C0, number])
         mean = _MEAN_BYTES * self.scale
         area = mean * 8 / _BITS_PER_PIXEL * math.sqrt(int(self.sizes[number]) / mean)
-        ratios, shares = zip(*_RATIOS, strict=True)
-        width, height = shape_of(area, float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.03)), 32)
+        width, height = shape_of(area, draw_ratio(rng, _RATIOS, 0.03), 32)
         if rng.random() < _EMPTY:
-            return Picture(width, height, [], np.empty((0, _CORNERS, 2)))
+            return CocoPicture(width, height, [], np.empty((0, _CORNERS, 2)))
         count = min(_MAX_THINGS, int(rng.geometric(1 / _MEAN_THINGS)))
         side = math.sqrt(width * height) * _MIDDLE_SIDE * rng.lognormal(0.0, _SIDE_SIGMA, count)
         radius = np.clip(-np.sort(-side), _MIN_SIDE_PX, _MAX_SIDE * min(width, height)) * 0.7
@@ -144,7 +144,7 @@ class CocoLike(GeneratedDataset):
         around = centres[:, None] + axes * np.stack((np.cos(angles), np.sin(angles + slant)), axis=2)
         outside = np.minimum(around.min(1), 0) + np.maximum(around.max(1) - (width, height), 0)
         outlines = (around - outside[:, None]).round(2)
-        return Picture(width, height, rng.choice(CATEGORY_IDS, count).tolist(), outlines)
+        return CocoPicture(width, height, rng.choice(CATEGORY_IDS, count).tolist(), outlines)
 
     def drawn(self, number: int) -> Image.Image:
         """Draw one picture, in YCbCr."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
+from harness.datasets.generate import GeneratedDataset, draw_log_normal
 from harness.datasets.pictures import Field, smooth_noise
+from harness.datasets.worker import Content
 from harness.errors import ConfigError
 from harness.system.values import check_number
 from loaders.pipeline.volumes import MIN_EDGE, SPACING_MM, normalise
@@ -116,8 +117,7 @@ class Kits19Like(GeneratedDataset):
     def _shapes(self, count: int) -> tuple[Shape, ...]:
         rng = np.random.default_rng([self.seed, 0x51])
         sigma = math.sqrt(math.log1p(_SPREAD**2))
-        middle = math.log(_MEAN_BYTES) - sigma**2 / 2
-        published = np.clip(np.exp(middle + sigma * normal_deviates(rng, count)), _MIN_BYTES, _MAX_BYTES)
+        published = np.clip(draw_log_normal(rng, count, _MEAN_BYTES, sigma), _MIN_BYTES, _MAX_BYTES)
         wanted = published / _VOXEL_BYTES["numpy"] * self.scale
         min_edge = MIN_EDGE * self.scale ** (1 / 3)
         pairs = zip(wanted.tolist(), rng.uniform(*_DEPTH, count).tolist(), strict=True)

@@ -93,7 +93,7 @@ def _list_cases(root: Path) -> tuple[list[_Case], int]:
 
 
 def _fault(root: Path, case: _Case) -> tuple[str, str] | None:
-    """Return the path of a file at fault and what is wrong with it, None if nothing is.
+    """Return the path of a broken file and why it is broken; None for a whole case.
 
     Headers and lengths are judged alone.
     """
@@ -116,7 +116,7 @@ def _fault(root: Path, case: _Case) -> tuple[str, str] | None:
 
 
 class _UnfitError(Exception):
-    """The message says what is wrong with a file."""
+    """The message says why a file is broken."""
 
 
 def _numpy_shape(path: Path, kind: type[np.generic]) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.generate import Content, GeneratedDataset, quantiles
+from harness.datasets.generate import GeneratedDataset, quantiles
+from harness.datasets.worker import Content
 from harness.system.values import check_number
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def _by_number(speaker: str) -> tuple[int, str]:
 
 
 def _lines(root: Path, folder: str) -> tuple[dict[str, str], str | None]:
-    """Return the transcripts of a folder by the recordings' names, and what is wrong with their file."""
+    """Return the transcripts of a folder by the recordings' names, and why their file cannot be used, or None."""
     name = _transcripts(folder)
     try:
         text = (root / name).read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def _transcripts(folder: str) -> str:
 
 
 def _problem(path: str, lines: Mapping[str, tuple[dict[str, str], str | None]]) -> str | None:
-    """Say what is wrong with a recording's transcript, None if nothing is."""
+    """Return why a recording's transcript cannot be used; None for a whole one."""
     folder, name = _split(path)
     (found, unread), file = lines[folder], _transcripts(folder)
     if unread is not None or name not in found:
@@ -114,7 +114,7 @@ def _problem(path: str, lines: Mapping[str, tuple[dict[str, str], str | None]]) 
 
 
 def defect(path: Path) -> str | None:
-    """Say what is wrong with a FLAC file, None if nothing is.
+    """Return why a FLAC file is broken; None for a whole one.
 
     The header is read and the end decoded, which finds a file that was cut short; damage between them is
     found by the sums of its frames when it is decoded for training.

@@ -21,7 +21,6 @@ METRICS: Final[Mapping[str, str]] = {
     "gpu_j": "J",
     "total_j": "J",
     # metrics.csv
-    "loader_made_s": "s",
     "first_batch_s": "s",
     "batch_p50_s": "s",
     "batch_p99_s": "s",
@@ -71,7 +70,7 @@ BATCH_METRICS: Final = frozenset(
 )
 """Those that are made of batches.parquet, which is read for them alone."""
 
-OF_SETUP: Final = frozenset({"setup_s", "loader_made_s", "until_first_batch_s"})
+OF_SETUP: Final = frozenset({"setup_s", "until_first_batch_s"})
 """Those that a cell has once, in its first epoch."""
 
 ENERGY: Final = frozenset(name for name, unit in METRICS.items() if unit == "J")

@@ -116,8 +116,8 @@ def _values(record: Mapping[str, object]) -> Mapping[str, float]:
     known = {name: float(numbers[name]) for name in METRICS if name in numbers and not math.isnan(numbers[name])}
     if known.get("duration_s") and "stall_s" in known:
         known["busy_share"] = 1 - known["stall_s"] / known["duration_s"]
-    if "loader_made_s" in known and "first_batch_s" in known:
-        known["until_first_batch_s"] = known["loader_made_s"] + known["first_batch_s"]
+    if "setup_s" in known and "first_batch_s" in known:
+        known["until_first_batch_s"] = known["setup_s"] + known["first_batch_s"]
     if "cell_cpu_s" in known and numbers.get("samples"):
         known["cpu_s_per_sample"] = known["cell_cpu_s"] / numbers["samples"]
     if known.get("duration_s") and "ranks_wait_s" in known:

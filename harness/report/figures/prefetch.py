@@ -24,7 +24,7 @@ from harness.report.labels import UNKNOWN, regime_labels, seconds, significant, 
 from harness.report.measurements import find_base, first_rank, read_stored
 from harness.report.papers import find_table, low
 from harness.results.cells import CellResult
-from harness.results.epochs import find_epoch_edges
+from harness.results.edges import find_epoch_edges
 from harness.results.reader import Results
 from loaders.shared.options import as_number
 

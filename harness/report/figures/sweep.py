@@ -75,7 +75,7 @@ def _frame(spec: Sweep, results: Results) -> pd.DataFrame:
     frame = trusted(frame)
     return frame.assign(
         cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"],
-        first_batch_from_start_s=frame["loader_made_s"] + frame["first_batch_s"],
+        first_batch_from_start_s=frame["setup_s"] + frame["first_batch_s"],
         later=mark_settled(frame),
     )
 
@@ -87,7 +87,7 @@ def _lines(spec: Sweep, results: Results) -> pd.DataFrame:
     if spec.epochs == "later":
         return frame[frame["later"]]
     if spec.epochs == "first":
-        return frame[frame["loader_made_s"].notna()]
+        return frame[frame["setup_s"].notna()]
     return _trainings(frame, spec.panels[0].metric) if spec.epochs == "training" else frame
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from harness.cell.events import CellEvent
 from harness.report.measurements import find_base, first_rank, read_stored
 from harness.results.cells import CellResult
-from harness.results.epochs import find_epoch_edges
+from harness.results.edges import find_epoch_edges
 from harness.results.reader import Results
 
 _Array = npt.NDArray[np.float64]

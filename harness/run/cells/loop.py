@@ -14,9 +14,9 @@ from harness.errors import DiskError, HarnessError, TestbedError
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
 from harness.results.epoch_row import select_settled
-from harness.results.epochs import make_epoch_rows
 from harness.results.files import write_json
-from harness.results.ledger import Ledger
+from harness.results.folder import Ledger
+from harness.results.make_rows import make_epoch_rows
 from harness.run.cells.context import CellContext
 from harness.run.cells.run_cell import run_cell
 from harness.run.progress import RunProgress

@@ -14,7 +14,7 @@ from harness.config.targets import instantiate
 from harness.errors import ConfigError
 from harness.run.check import check_components
 from harness.workloads.classification import Classification
-from harness.workloads.resnet50 import ResNet50
+from harness.workloads.classification import ResNet50
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 from tests.harness.configs import experiment
@@ -79,13 +79,13 @@ def test_what_cannot_be_read_as_an_override_is_named(override):
         ("+dataset.mean_kbs=3", ["dataset.mean_kbs: ", "mean_kb?"]),
         ("dataset.samples=0", ["dataset.samples=0"]),
         ("+dataset@workloads.resnet50.dataset={_target_: loaders.no.Such}", ["workloads.resnet50.dataset"]),
-        ("~workloads.resnet50.batch_size", ["harness.workloads.resnet50.ResNet50", "batch_size"]),
+        ("~workloads.resnet50.batch_size", ["harness.workloads.classification.ResNet50", "batch_size"]),
         ("workloads.resnet50._target_=loaders.pytorch.PyTorchLoader", ["is no workload: it lacks model, loss"]),
         (
             "workloads.resnet50._target_=harness.workloads.classification.Classification",
             ["workloads.resnet50._target_=", "is abstract and leaves out model"],
         ),
-        ("loaders.pytorch._target_=harness.workloads.resnet50.ResNet50", ["is no loader: it lacks epoch"]),
+        ("loaders.pytorch._target_=harness.workloads.classification.ResNet50", ["is no loader: it lacks epoch"]),
         ("dataset._target_=loaders.pytorch.PyTorchLoader", ["is no dataset: it lacks open"]),
         ("+accelerator.seconds_per_sample={resnet5: 1}", ["seconds_per_sample.resnet5: ", "did you mean resnet50?"]),
         ("workloads.resnet50.batch_size=97", ["batch_size=97 is larger than the dataset (dataset.samples=96)"]),
@@ -143,7 +143,7 @@ def spec(tmp_path, **params):
         cell_id="a",
         out=tmp_path,
         loader=LoaderSpec(target="loaders.pytorch.PyTorchLoader", params=params),
-        workload=ComponentSpec(target="harness.workloads.resnet50.ResNet50"),
+        workload=ComponentSpec(target="harness.workloads.classification.ResNet50"),
         accelerator=AcceleratorSpec(),
         samples=tmp_path / "samples.parquet",
         data_root=tmp_path,
@@ -160,7 +160,7 @@ def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path)
 
 def test_a_key_that_is_missing_is_named():
     with pytest.raises(ConfigError, match=r"ResNet50.*'batch_size'"):
-        instantiate("harness.workloads.resnet50.ResNet50", {"image_size": 64})
+        instantiate("harness.workloads.classification.ResNet50", {"image_size": 64})
 
 
 def test_what_classifiers_have_in_common_is_no_classifier():

@@ -8,7 +8,7 @@ import pytest
 from harness.cell.events import EventLog, read_events, read_timestamps, save_events
 from harness.cell.messages import CellSpec, CellState, RankSpec
 from harness.results import cell_folder
-from harness.results.epochs import find_epoch_edges
+from harness.results.edges import find_epoch_edges
 from tests.harness.configs import experiment
 
 

@@ -1,0 +1,125 @@
+"""What the events of a cell say of an epoch: when it began and ended, the work before it, and the CPU of others; pure.
+
+The cell's own events are from rank 0. The kinds of events from other ranks begin with `rank.`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from harness.cell.events import CellEvent
+
+_OF_RANK: Final = "rank."
+_EPOCH_EDGES: Final = ("epoch_start", "epoch_end")
+_WORK_ENDS: Final = ("loader_made", "epoch_end")
+"""After these events a loader has nothing to do until its next epoch begins."""
+
+
+def find_epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
+    """Return the events that begin and end each epoch, by epoch and in order; an epoch that did not end is left out."""
+    found: dict[str, dict[int, CellEvent]] = {kind: {} for kind in _EPOCH_EDGES}
+    for event in events:
+        if event["event"] in found:
+            found[event["event"]][event["epoch"]] = event
+    starts, ends = found.values()
+    return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
+
+
+def find_rank_edges(events: Iterable[CellEvent]) -> Mapping[int, Mapping[int, tuple[CellEvent, CellEvent]]]:
+    """Return the events that begin and end each epoch, by rank and epoch."""
+    return {rank: find_epoch_edges(of_rank) for rank, of_rank in _sort_by_rank(events).items()}
+
+
+def measure_growth(start: CellEvent, end: CellEvent, counter: str) -> Any:
+    """Return by how much a counter grew between two events; None where it was not read, or began again."""
+    before, after = start.get(counter), end.get(counter)
+    return None if before is None or after is None or after < before else after - before
+
+
+def sum_over_ranks(events: Iterable[CellEvent], epoch: int, counter: str) -> float | None:
+    """Return by how much a counter grew in an epoch over all ranks; None where a rank did not read it."""
+    every = [edges.get(epoch, ({}, {})) for edges in find_rank_edges(events).values()]
+    return add_known(measure_growth(start, end, counter) for start, end in every)
+
+
+def add_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of values; None where one is unknown, or where there is none."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return float(sum(known)) if known and len(known) == len(every) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """The work before an epoch's start. None is unknown."""
+
+    cpu_s: float | None
+    """CPU seconds of all ranks with their workers."""
+    rx_bytes: int | None
+    """Bytes received on the data interface, of the rank whose node received most. None for local data, too."""
+    epoch_cpu_s: float | None
+    """CPU seconds of all ranks within the epoch."""
+
+
+def measure_early(events: Iterable[CellEvent], epoch: int) -> Early:
+    """Return the work after a cell's set-up, or after the epoch before, until an epoch's start."""
+    spans = [_find_span(of_rank, epoch) for of_rank in _sort_by_rank(events).values()]
+    received = [measure_growth(before, start, "rx_bytes") for before, start, _ in spans]
+    return Early(
+        cpu_s=add_known(measure_growth(before, start, "cell_cpu_s") for before, start, _ in spans),
+        rx_bytes=None if None in received else max(received),
+        epoch_cpu_s=add_known(measure_growth(start, end, "cell_cpu_s") for _, start, end in spans),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What an epoch's processors did for others, in seconds of all of them together."""
+
+    cpus: int
+    span_s: float
+    """Length of the epoch, as the counters saw it."""
+    cpu_s: float
+    """CPU time of processes that are not of the run. Interrupts and the kernel's threads count for nobody."""
+    steal_s: float
+    """Time that the host of this virtual machine gave to its other guests."""
+    wait_s: float | None
+    """For how long threads of the run waited for a CPU, for each other or for others; None where it is not counted."""
+
+
+def measure_others(start: CellEvent, end: CellEvent) -> Others | None:
+    """Return what others took between two events; None where the kernel does not count what the processors do."""
+    if start.get("cpu_at_s") is None or end.get("cpu_at_s") is None or end["cpu_idle_s"] <= 0:
+        return None
+    span_s = end["cpu_at_s"] - start["cpu_at_s"]
+    cpus, steal_s = end["cpus"], end["cpu_steal_s"] - start["cpu_steal_s"]
+    ours = sum(end[key] - start[key] for key in ("cpu_idle_s", "cpu_irq_s", "run_cpu_s", "kernel_cpu_s"))
+    waits = start["run_wait_s"], end["run_wait_s"]
+    return Others(
+        cpus=cpus,
+        span_s=span_s,
+        cpu_s=max(0.0, cpus * span_s - steal_s - ours),
+        steal_s=steal_s,
+        # A thread that ends within the epoch takes its share along.
+        wait_s=None if None in waits else max(0.0, waits[1] - waits[0]),
+    )
+
+
+def _sort_by_rank(events: Iterable[CellEvent]) -> dict[int, list[CellEvent]]:
+    """Return the events of set-ups and epochs by rank, with the kind that rank 0 gives them."""
+    by_rank: dict[int, list[CellEvent]] = {0: []}
+    for event in events:
+        kind = str(event["event"])
+        own = kind.removeprefix(_OF_RANK)
+        if own in (*_EPOCH_EDGES, *_WORK_ENDS):
+            by_rank.setdefault(0 if own == kind else event["rank"], []).append({**event, "event": own})
+    return by_rank
+
+
+def _find_span(of_rank: Iterable[CellEvent], epoch: int) -> tuple[CellEvent, CellEvent, CellEvent]:
+    """Return the end of a rank's set-up or of its epoch before, and the start and the end of an epoch."""
+    start, end = find_epoch_edges(of_rank).get(epoch, ({}, {}))
+    before = [one for one in of_rank if one["event"] in _WORK_ENDS and one["utc_ns"] <= start.get("utc_ns", 0)]
+    return max(before, key=lambda one: one["utc_ns"], default={}), start, end
