@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Channels, Component, Domain, Energy, NodeEnergy, Reading, add_up, channels_of, energy_of
+from energymon import Channels, Domain, Energy, EnergyComponent, NodeEnergy, Reading, add_up, channels_of, energy_of
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
@@ -171,7 +171,7 @@ def _measure_host(
     )
 
 
-def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[Component]:
+def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[EnergyComponent]:
     """Return the joules of all hosts by domain and in total; unknown where a host's joules are unknown."""
     if not others:
         return list(lead.components)
@@ -183,7 +183,7 @@ def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[Component
     return [one for one in summed if known or one.name != "total"]
 
 
-def _divide(total: Component | None, by: float) -> float | None:
+def _divide(total: EnergyComponent | None, by: float) -> float | None:
     return None if total is None or total.joules is None or not by else total.joules / by
 
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, evaluate, judge
+from harness.report.claims.bound import Bound, combined, written
 from harness.report.claims.composition import measure_composition
 from harness.report.claims.definition import Definition, Needs, Values
 from harness.report.claims.reader import make_definitions
 from harness.report.claims.rows import Row, make_claim_rows
-from harness.report.claims.bound import Bound, combined, written
 from harness.results.reader import read_results
 from harness.workloads.classification import ResNet50
 from harness.workloads.emulated import EmulatedStep, NoStep

@@ -8,10 +8,10 @@ from itertools import product
 from typing import Final
 
 from harness.errors import ConfigError
+from harness.report.claims.bound import Bound, Verdict
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import find_range
 from harness.report.claims.rows import Row
-from harness.report.claims.bound import Bound, Verdict
 from harness.report.intervals import Interval
 
 _ELSEWHERE: Final = {"workload": "any", "loader": "any", "regime": "any", "rtt_ms": 0.0}

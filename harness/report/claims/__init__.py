@@ -7,12 +7,12 @@ measured. docs/claims.md describes how a claim is written.
 from __future__ import annotations
 
 from harness.errors import ResultsError
+from harness.report.claims.bound import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS
 from harness.report.claims.definition import Definition
 from harness.report.claims.metrics import BATCH_METRICS
 from harness.report.claims.reader import make_definitions, read_claims
 from harness.report.claims.rows import make_claim_rows
 from harness.report.claims.verdict import Claim, evaluate, refuse
-from harness.report.claims.bound import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS
 from harness.report.distance import choose_figure
 from harness.results.reader import Results
 

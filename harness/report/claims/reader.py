@@ -17,9 +17,9 @@ from harness.config import list_packaged
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
 from harness.report import papers
+from harness.report.claims.bound import STYLES, Bound, Style
 from harness.report.claims.definition import Definition, Needs, Side, Values
 from harness.report.claims.metrics import METRICS, OF_SETUP
-from harness.report.claims.bound import STYLES, Bound, Style
 from harness.report.labels import spell
 from harness.results.files import refuse_damage
 

@@ -8,11 +8,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from harness.report.claims.definition import Definition, Needs
-from harness.report.claims.metrics import ENERGY, METRICS, find_range
-from harness.report.claims.rows import Row
-from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
-from harness.report.claims.steps import find_unmet
 from harness.report.claims.bound import (
     FAIL,
     INCONCLUSIVE,
@@ -23,6 +18,11 @@ from harness.report.claims.bound import (
     write_interval,
     written,
 )
+from harness.report.claims.definition import Definition, Needs
+from harness.report.claims.metrics import ENERGY, METRICS, find_range
+from harness.report.claims.rows import Row
+from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
+from harness.report.claims.steps import find_unmet
 from harness.report.intervals import Estimate, Interval, combine, divide
 from harness.report.labels import percent, significant
 

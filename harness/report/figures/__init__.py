@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, ResultsError
-from harness.report.figures.sentences import fill, run_words
 from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
+from harness.report.figures.sentences import fill, run_words
 from harness.report.papers import find_published
 from harness.results.reader import Results
 

@@ -9,7 +9,6 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.report.figures.sentences import fill, run_words
 from harness.report.figures.definition import FigureTable, Sweep
 from harness.report.figures.marks import (
     draw_points,
@@ -23,6 +22,7 @@ from harness.report.figures.marks import (
     write_under_title,
     write_value,
 )
+from harness.report.figures.sentences import fill, run_words
 from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, choose_colour
 from harness.report.labels import UNKNOWN, megabytes, percent, ratio, seconds, significant, spell
 from harness.report.measurements import compare_frames, epochs, mark_settled, trusted

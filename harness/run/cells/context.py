@@ -21,8 +21,8 @@ from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.measure.bounds import list_link_bounds
-from harness.testbed.link.userspace.paths import PathCounters
 from harness.testbed.link.measure.watch import Ping
+from harness.testbed.link.userspace.paths import PathCounters
 
 PROBES: Final = 3
 """How often the link is probed before its cell is refused: a neighbour on the host can spoil a probe."""

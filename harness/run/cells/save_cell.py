@@ -14,7 +14,6 @@ from energymon import Reading, save_readings
 from harness.cell.events import CellEvent, read_events, read_timestamps, save_events
 from harness.cell.skipped import skipped_by_epoch
 from harness.errors import CellError
-from harness.results.cell_folder import MANIFEST
 from harness.results.cells import (
     Cell,
     CellRecord,
@@ -25,8 +24,9 @@ from harness.results.cells import (
     SensorRecord,
 )
 from harness.results.checks import ONE_CLOCK
-from harness.results.epochs import find_epoch_edges, to_readings_ns
+from harness.results.edges import find_epoch_edges
 from harness.results.files import parse_value, write_json
+from harness.results.make_rows import to_readings_ns
 from harness.run.cells.context import CellContext, CellMeasurement
 from harness.run.cells.rank_files import LOADER_EVENTS, join_batches, rank_events, rank_records, temporary_files
 from harness.testbed.link.delay_calibration import Calibration
@@ -59,7 +59,6 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
     record = CellRecord(
         **(asdict(cell) | {"regime": experiment.regimes[cell.regime]}),
         reads=loader.reads,
-        manifest=MANIFEST,
         provenance=context.session,
         dataset=dataset.describe(),
         placement=parse_value(PlacementRecord, dataset.placed.describe()),

@@ -13,8 +13,7 @@ from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
 from harness.config.targets import instantiate
 from harness.errors import ConfigError
 from harness.run.check import check_components
-from harness.workloads.classification import Classification
-from harness.workloads.classification import ResNet50
+from harness.workloads.classification import Classification, ResNet50
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 from tests.harness.configs import experiment

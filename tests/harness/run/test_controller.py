@@ -9,8 +9,8 @@ from harness.results.cells import Cell
 from harness.run.cells import loop as cell_loop
 from harness.run.hosts import controller
 from harness.testbed.hosts import playbook
-from harness.testbed.hosts import HostLostError
 from harness.testbed.hosts.inventory import Inventory
+from harness.testbed.hosts.testbed import HostLostError
 
 
 class Notes(list):
