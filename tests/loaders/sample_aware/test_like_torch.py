@@ -220,11 +220,6 @@ def test_an_iterable_dataset_is_served_as_torch_serves_it(kind, recwarn):
 def test_an_iterable_dataset_with_what_it_cannot_have_is_refused():
     with pytest.raises(LoaderConfigError, match=r"Stream .*transforms, order"):
         SampleAwareDataLoader(Stream(), transforms=[double], order="arrival")
-    with (
-        pytest.warns(UserWarning, match="Stream "),
-        pytest.raises(LoaderConfigError, match="keep its state in the dataset"),
-    ):
-        SampleAwareDataLoader(Stream()).state_dict()
 
 
 @both

@@ -87,7 +87,7 @@ def test_every_sample_may_be_slow(make, step):
 
 
 def test_one_that_never_ends_holds_up_neither_the_other_batches_nor_the_end(make, hang):
-    with make(41, [hang("Step", {3: 0.0})]) as loader:
+    with make(41, [hang("Step", {3: 0.0}, 0.03)]) as loader:
         epoch = loader.epoch(0)
         ids = ids_of(next(epoch) for _ in range(10))
         assert len(ids) == 40 and 3 not in ids
