@@ -44,7 +44,9 @@ _COPY_NS: Final = 0.5
 """What a copy of a byte takes."""
 _MIN_COPIES: Final = 10
 """As how many copies of itself a sample takes at least where several workers share its batch."""
-_REST_S: Final = 0.01
+_PART_NS: Final = 50_000_000
+"""What the samples take together at most that a worker gets at once of a batch that several share."""
+_REST_S: Final = 0.02
 """For which reports may lie at most, where workers have enough to do: each wake takes a processor from a worker."""
 
 
@@ -209,7 +211,7 @@ class Coordinator:
             self._on_result(report)
 
     def _on_result(self, report: WorkerReport) -> None:
-        block = self._tasks.take_result(report)
+        block = self._tasks.share_result(report)
         epoch = self._find(report.run)
         if not report.run:
             self._die(self._failure(report, block).why())
@@ -293,8 +295,7 @@ class Coordinator:
             epoch.give_back(sample, given.keys[given.work.samples.index(sample)])
 
     def _failure(self, report: WorkerReport, block: ArenaBlock | None) -> Failure:
-        memory = self._arena.memory[block.offset :] if block is not None else self._arena.memory
-        failure: Failure = load(report.place, memory, copy=True)
+        failure: Failure = load(report.place, self._arena.memory[max(0, report.place.block) :], copy=True)
         if block is not None:
             self._arena.free(block)
         return failure
@@ -340,21 +341,27 @@ class Coordinator:
             return True
         return 0 < sample_ns * epoch.batch_size < (_LAST_WHOLE_NS if epoch.balancer.is_ending else _WHOLE_BATCH_NS)
 
+    def _part(self, epoch: EpochState) -> int:
+        """Return how many samples of a batch a worker gets at once where several share it."""
+        if not self.stats.sample_ns or epoch.balancer.is_ending:
+            return 1
+        return max(1, min(_PART_NS // self.stats.sample_ns, epoch.batch_size // max(1, len(self._pool))))
+
     def _task_ns(self, epoch: EpochState) -> int:
         """Return what a task takes, as a rule."""
-        return self.stats.sample_ns * (epoch.batch_size if self._makes_whole(epoch) else 1)
+        return self.stats.sample_ns * (epoch.batch_size if self._makes_whole(epoch) else self._part(epoch))
 
     def _fill(self, epoch: EpochState) -> None:
         """Give out tasks until every worker has one and enough wait; send batches that are made to the consumer."""
         self._give_collations(epoch)
         workers, balancer = len(self._pool), epoch.balancer
         task_ns = self._task_ns(epoch)
-        ahead = 1 + int(2e9 * _REST_S) // task_ns if task_ns else 1
+        ahead = 1 + round(2e9 * _REST_S / task_ns) if task_ns else 1
         # Each parked sample becomes a task, for which the pipe has to have room.
         self._control.set_may_park(self._settings.order != "strict" and balancer.parked < min(_MAX_AHEAD, 2 * workers))
-        whole, records = self._makes_whole(epoch), []
+        whole, part, records = self._makes_whole(epoch), self._part(epoch), []
         for _ in range(workers + min(workers * ahead, _MAX_AHEAD) - len(self._tasks)):
-            work = balancer.next_work(may_start=self._may_start(epoch), whole=whole)
+            work = balancer.next_work(may_start=self._may_start(epoch), whole=whole, part=part)
             if work is None:
                 break
             records.append(self._tasks.create(epoch.number, work, *epoch.take_for(work)))

@@ -18,6 +18,7 @@ from loaders.sample_aware.ipc.messages import (
     fits,
     pack_items,
 )
+from loaders.sample_aware.ipc.serialize import aligned
 from loaders.sample_aware.policy.balancer import NO_BATCH, Work
 
 _MARGIN: Final = 1.1
@@ -65,8 +66,7 @@ class GivenTask:
     unreported: set[int] = field(default_factory=set)
     """Samples of which no report was."""
     inputs: list[ArenaBlock] = field(default_factory=list)
-    results: dict[int, ArenaBlock] = field(default_factory=dict)
-    """Blocks that no report was about yet, by their beginnings."""
+    results: list[ArenaBlock] = field(default_factory=list)
     is_broken: bool = False
     """Whether the samples of a batch come one by one."""
 
@@ -98,12 +98,12 @@ class TaskTable:
             self._arena.map[block.offset : block.offset + len(items)] = items
             given.inputs.append(block)
             task = task._replace(offset=block.offset, nbytes=len(items))
-        size = self._sample_size.nbytes
+        size = len(work.samples) * self._sample_size.nbytes
         if is_batch:
-            size = self._batch_size.nbytes or len(work.samples) * size
+            size = self._batch_size.nbytes or size
         if size:
             out = self._arena.allocate(size)
-            given.results[out.offset] = out
+            given.results.append(out)
             task = task._replace(out=out.offset, out_bytes=out.size)
         self._given[number] = given
         return task.pack()
@@ -124,12 +124,18 @@ class TaskTable:
         block = self._arena.allocate(report.place.nbytes)
         # A worker that cannot start has no task.
         given = self._given.setdefault(report.task, GivenTask(report.run, Work(()), ()))
-        given.results[block.offset] = block
+        given.results.append(block)
         return block.offset
 
-    def take_result(self, report: WorkerReport) -> ArenaBlock | None:
-        """Return the block that a report is about; None where all of it is in the report."""
-        return None if report.place.block == NOWHERE else self._given[report.task].results.pop(report.place.block)
+    def share_result(self, report: WorkerReport) -> ArenaBlock | None:
+        """Return the block in which a result lies, to be freed by the caller too; None where it is in the report."""
+        at = report.place.block
+        if at == NOWHERE:
+            return None
+        results = self._given[report.task].results
+        block = next(block for block in results if block.offset <= at < block.offset + block.size)
+        block.users += 1
+        return block
 
     @property
     def sample_bytes(self) -> int:
@@ -139,11 +145,13 @@ class TaskTable:
     def learn_size(self, report: WorkerReport, *, is_batch: bool) -> None:
         """Note what a result takes."""
         if report.place.block != NOWHERE:
-            nbytes = report.place.offset + report.place.nbytes + (8 * len(self.find(report.task).keys))
+            nbytes = aligned(
+                report.place.offset + report.place.nbytes + 8 * is_batch * len(self.find(report.task).keys)
+            )
             (self._batch_size if is_batch else self._sample_size).learn(nbytes)
 
     def end(self, task: int) -> None:
         """Free what a task needed, after its last report."""
         given = self._given.pop(task)
-        for block in [*given.inputs, *given.results.values()]:
+        for block in [*given.inputs, *given.results]:
             self._arena.free(block)

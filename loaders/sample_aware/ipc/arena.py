@@ -44,10 +44,12 @@ _TURNS: Final = 2
 class ArenaBlock:
     """A range of the arena."""
 
-    __slots__ = ("ahead", "lent", "offset", "private", "size")
+    __slots__ = ("ahead", "lent", "offset", "private", "size", "users")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
+        self.users = 1
+        """How often it has to be freed."""
         self.ahead = True
         """Whether it counts as held ahead of the consumer."""
         self.lent = False
@@ -125,7 +127,10 @@ class Arena:
         return block
 
     def free(self, block: ArenaBlock) -> None:
-        """Take a block back, to which no worker writes any more."""
+        """Take a block back from one of its users; it is used again when it was the last one."""
+        block.users -= 1
+        if block.users:
+            return
         self.returns.make_shared(block)
         self._live.discard(block)
         self.release(block)

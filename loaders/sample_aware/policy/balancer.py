@@ -21,7 +21,7 @@ class Work(NamedTuple):
 
     samples: Sequence[int]
     batch: int = NO_BATCH
-    """The batch that the samples are as a whole, for the worker to collate; -1 for one sample of any batch."""
+    """The batch that the samples are as a whole, for the worker to collate; -1 for samples of any batch."""
 
 
 @dataclass(slots=True)
@@ -107,10 +107,11 @@ class Balancer:
         """Return whether a batch is not made yet."""
         return batch in self._open or batch in self._whole or batch in self._collating
 
-    def next_work(self, *, may_start: bool = True, whole: bool = False) -> Work | None:
+    def next_work(self, *, may_start: bool = True, whole: bool = False, part: int = 1) -> Work | None:
         """Return what the next idle worker does, None where there is nothing.
 
-        `may_start` allows new samples; with `whole` one worker gets all samples of a batch where that is possible.
+        `may_start` allows new samples; with `whole` one worker gets all samples of a batch where that is possible, else
+        at most `part` of them.
         """
         start = bool(self._new) and may_start
         if self._parked:
@@ -124,7 +125,7 @@ class Balancer:
         if not start:
             return None
         samples = self._new.popleft()
-        first, number = samples.start, self._untouched.pop(samples.start, NO_BATCH)
+        number = self._untouched.pop(samples.start, NO_BATCH)
         whole = (whole and not self._parked) or len(samples) == 1
         # In order of arrival a short batch, the last one, is of the samples that are left over.
         if number != NO_BATCH and whole and (self._order == "strict" or len(samples) == self._largest):
@@ -133,10 +134,10 @@ class Balancer:
             return Work(samples, number)
         if number != NO_BATCH and self._order == "strict":
             self._homes.update(dict.fromkeys(samples, number))
-        if len(samples) > 1:
-            self._new.appendleft(samples[1:])
-        self._running[first] = False
-        return Work((first,))
+        if len(samples) > part:
+            self._new.appendleft(samples[part:])
+        self._running.update(dict.fromkeys(samples[:part], False))
+        return Work(samples[:part])
 
     def next_batch(self) -> Work | None:
         """Return a batch whose samples are all done, for a worker to collate; None where there is none.

@@ -29,7 +29,7 @@ from loaders.sample_aware.ipc.messages import (
     WorkItem,
     room,
 )
-from loaders.sample_aware.ipc.serialize import PackedValue, copy_to, layout, load, pack, pack_rest
+from loaders.sample_aware.ipc.serialize import PackedValue, aligned, copy_to, layout, load, pack, pack_rest
 from loaders.sample_aware.workers.jobs import SampleJob, WorkerPlace
 from loaders.sample_aware.workers.rows import MIN_BYTES, BatchRows, StackedInPlace
 
@@ -39,6 +39,8 @@ _MIN_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
 _PATIENCE_NS: Final = 500_000_000
 """Time after which a worker leaves the samples of a task that it has not started to idle ones."""
+_TOGETHER: Final = 8
+"""Reports that are sent at once where they are short."""
 _ANSWER: Final = struct.Struct("<q")
 
 
@@ -111,7 +113,7 @@ class _Worker:
         self._parks = True
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
         self._out = range(0)
-        """The block for the task's result, until something lies there."""
+        """What is left of the block for the task's results."""
         self._reports: list[WorkerReport] = []
         """On the task that is under way, sent when it is over."""
 
@@ -162,8 +164,8 @@ class _Worker:
         if not reports:
             reports = [WorkerReport(ReportKind.LEFT, self._place.worker, task.run, task.task)]
         reports[-1] = reports[-1]._replace(is_last=True)
-        for report in reports:
-            self._send(report)
+        for first in range(0, len(reports), _TOGETHER):
+            self._send(*reports[first : first + _TOGETHER])
 
     def _rows(self, task: TaskRecord, rows: int) -> BatchRows | None:
         """Return the rows of a batch of large samples, whose collation may share their memory."""
@@ -309,7 +311,7 @@ class _Worker:
         nbytes = tensors + len(rest) + len(end)
         block = self._out.start
         if nbytes <= len(self._out):
-            self._out = range(0)
+            self._out = self._out[aligned(nbytes) :]
         else:
             block, there = self._ask_for_block(report, nbytes), []
         for number, (begin, leaf, values) in enumerate(zip(begins, packed.spec, packed.leaves, strict=True)):
@@ -326,8 +328,12 @@ class _Worker:
             raise _Stale
         return int(offset)
 
-    def _send(self, report: WorkerReport) -> None:
-        os.write(self._ends.reports, report.pack())
+    def _send(self, *reports: WorkerReport) -> None:
+        records = [report.pack() for report in reports]
+        if sum(map(len, records)) <= select.PIPE_BUF:
+            records = [b"".join(records)]
+        for record in records:
+            os.write(self._ends.reports, record)
 
 
 def _prepare_process(parent: int) -> None:

@@ -28,8 +28,10 @@ class Simulation:
                 self.open()
             while (work := self.balancer.next_batch()) is not None:
                 self.complete(work)
-            whole = self.data.draw(st.booleans())
-            while len(self.given) < self.workers and (work := self.balancer.next_work(whole=whole)) is not None:
+            whole, part = self.data.draw(st.booleans()), self.data.draw(st.integers(1, 3))
+            while (
+                len(self.given) < self.workers and (work := self.balancer.next_work(whole=whole, part=part)) is not None
+            ):
                 self.take(work)
             if self.given:
                 self.advance(self.given.pop(self.data.draw(st.integers(0, len(self.given) - 1))))
