@@ -288,7 +288,7 @@ class Coordinator:
             epoch.balancer.break_up(given.work.batch)
 
     def _take_back(self, epoch: EpochState, given: GivenTask) -> None:
-        """Have the samples begun by others that a worker has left."""
+        """Have other workers start the samples that a worker has left."""
         if given.unreported:
             self._break_up(epoch, given)
         for sample in sorted(given.unreported, reverse=True):

@@ -1,4 +1,4 @@
-"""One epoch as the coordinator sees it: its samples, what is stored of them, and the batches that are made."""
+"""One epoch as the coordinator sees it: keys and samples that no worker has, and batches that are made."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EpochState:
         self._stored[sample] = stored
 
     def take_for(self, work: Work) -> tuple[Sequence[Value], list[StoredSample]]:
-        """Return the keys of a task's samples, and what is stored of them; nothing is where they are new.
+        """Return the keys of a task's samples, and their stored parts, none where the samples are new.
 
         The memory is the task's from now on.
         """
@@ -72,7 +72,7 @@ class EpochState:
         return [self._keys.pop(sample) for sample in work.samples], []
 
     def give_back(self, sample: int, key: Value) -> None:
-        """Have a sample begun by another worker than the one that has left it."""
+        """Have another worker start a sample than the one that has left it."""
         self._keys[sample] = key
         self.balancer.give_back(sample)
 

@@ -6,7 +6,6 @@ import ctypes
 import io
 import pickle
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,9 +16,6 @@ from loaders.sample_aware.ipc.messages import Place, Value
 
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
-_PLAIN: Final = frozenset((int, float, bool, str, bytes, type(None)))
-_MAX_PARTS: Final = 64
-"""Of a sample, beyond which the pickler is faster."""
 
 
 class Leaf(NamedTuple):
@@ -50,11 +46,6 @@ def pack(value: Value, *, strides: bool = False) -> PackedValue:
     With `strides` a tensor keeps the order of its dimensions in memory, channels_last for example, and one that is
     expanded is written down once; without it all are contiguous.
     """
-    outline = _Outline(strides)
-    with suppress(_NotSimple):
-        rest = outline.of(value)
-        payload = pickle.dumps(rest, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
-        return PackedValue(payload, outline.leaves, tuple(outline.spec))
     buffer = io.BytesIO()
     packer = _Packer(buffer, strides)
     packer.dump(value)
@@ -132,48 +123,6 @@ def _same(leaf: Value) -> Value:
 
 _HERE: Final = pickle.PickleBuffer(bytearray(1))
 """Stands for a leaf in the pickle; writable, because a read-only buffer comes back as another type."""
-
-
-class _NotSimple(Exception):
-    """A sample of which the general pickler has to find the tensors."""
-
-
-class _Outline:
-    """A sample of tuples, lists and dicts without its tensors: found in a fraction of the time that a pickler takes."""
-
-    def __init__(self, strides: bool) -> None:
-        self.leaves: list[Value] = []
-        self.spec: list[Leaf] = []
-        self._strides = strides
-        self._met: set[int] = set()
-        self._parts = 0
-
-    def of(self, value: Value) -> Value:
-        """Return a part of the sample; raises _NotSimple for one of another type, and for one that is met again."""
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if id(value) in self._met:
-            raise _NotSimple
-        self._met.add(id(value))
-        if kind is tuple or kind is list or kind is dict:
-            self._parts += len(value)
-            if self._parts > _MAX_PARTS:
-                raise _NotSimple
-        if kind is tuple:
-            return tuple([self.of(each) for each in value])
-        if kind is list:
-            return [self.of(each) for each in value]
-        if kind is dict:
-            if not _PLAIN.issuperset(map(type, value)):
-                raise _NotSimple
-            return {key: self.of(each) for key, each in value.items()}
-        leaf = _leaf(value)
-        if leaf is None or (self._strides and kind is torch.Tensor and not value.is_contiguous()):
-            raise _NotSimple
-        self.leaves.append(value)
-        self.spec.append(leaf)
-        return _HERE
 
 
 class _Packer(pickle.Pickler):

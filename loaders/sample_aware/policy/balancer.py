@@ -147,7 +147,7 @@ class Balancer:
         if self._order == "strict":
             found = map(self._collate_whole, list(self._open))
             return next((work for work in found if work is not None), None)
-        # Nothing more comes: what is left is the last batch.
+        # Nothing more comes: the samples left are the last batch.
         ended = self.is_ending and self.is_idle
         for number in sorted(self._open):
             size = self._open[number].size
@@ -178,7 +178,7 @@ class Balancer:
             self._open[self._homes.pop(sample)].size -= 1
 
     def give_back(self, sample: int) -> None:
-        """Undo the start of a sample that its worker has not begun."""
+        """Undo the start of a sample that its worker has not started."""
         self._leave(sample)
         self._new.appendleft(range(sample, sample + 1))
 

@@ -1,4 +1,4 @@
-"""A worker process: runs the samples of a task one by one, parks slow ones, and collates what is a whole batch."""
+"""A worker process: runs the samples of a task one by one, parks slow ones, and collates whole batches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _Worker:
         self._parks = True
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
         self._out = range(0)
-        """What is left of the block for the task's results."""
+        """The rest of the block for the task's results."""
         self._reports: list[WorkerReport] = []
         """On the task that is under way, sent when it is over."""
 

@@ -105,15 +105,6 @@ def test_a_block_comes_back_when_nothing_refers_to_it_and_is_used_again(arena):
     assert arena.allocate(100_001).offset == block.offset
 
 
-def test_a_smaller_block_takes_a_free_one_s_place_and_a_much_smaller_one_does_not(arena):
-    whole = arena.allocate(256 << 10)
-    arena.free(whole)
-    less = arena.allocate(200 << 10)
-    assert less.offset == whole.offset
-    arena.free(less)
-    assert arena.allocate(100 << 10).offset != whole.offset
-
-
 def test_what_is_free_beyond_the_bound_gives_its_pages_back(arena):
     blocks = [arena.allocate(256 << 10) for _ in range(8)]
     for block in blocks:

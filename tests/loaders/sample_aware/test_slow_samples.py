@@ -122,16 +122,6 @@ def test_epochs_broken_off_in_the_middle_leave_nothing_to_the_next(make, step):
             check(batch)
 
 
-def test_two_loaders_at_once_do_not_meet(make, step):
-    with make(40, [step("A", HEAVY)]) as one, make(30, [step("B")]) as other:
-        found = [], []
-        epochs = one.epoch(0), other.epoch(0)
-        for _ in range(10):
-            for ids, epoch in zip(found, epochs, strict=True):
-                ids.extend(ids_of(batch for batch in [next(epoch, None)] if batch is not None))
-    assert Counter(found[0]) == Counter(range(40)) and Counter(found[1]) == Counter(range(30))
-
-
 def test_memory_ahead_is_bounded_in_bytes(make, make_samples, timed):
     pipeline = timed(side=256)
     with make(60, (), transform=pipeline, max_bytes=1 << 20, prefetch_factor=8) as loader:

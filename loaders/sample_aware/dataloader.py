@@ -24,8 +24,8 @@ from loaders.errors import LoaderConfigError
 from loaders.options import check_empty, pick, takes_options
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
-from loaders.sample_aware.drop_in.iterators import InProcessBatches, WorkerBatches
 from loaders.sample_aware.ipc.messages import Value
+from loaders.sample_aware.iterators import InProcessBatches, WorkerBatches
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
