@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Unpack
 
+import numpy as np
+
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipeline.callables import AnyTransform, as_pipeline
-from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
-from loaders.sample_aware.ipc import nontemporal_copy
-from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import PipelineJob
@@ -20,7 +18,6 @@ from loaders.sample_aware.workers.pool import start_context
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.options import LoaderKeywords, LoaderOptions, check_choice, check_empty, pick, takes_options
-from loaders.shared.processor import Collated, Loaded, SampleProcessor
 
 
 class SampleAwareKeywords(LoaderKeywords, PolicyKeywords, total=False):
@@ -67,10 +64,6 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         start_context(start_method)
         self._job = PipelineJob(samples, transform, options.seed)
         self.notes = _notes(len(transform.transforms), order)
-        work = SampleProcessor(samples, transform, options.seed, workers=1, processes=False)
-        self._collate = _Collate(work, options.seed, DeviceTransfer(self._device))
-        # A pipeline of the user's own may do anything with the samples.
-        self._collate.in_place = str(transform.collate.__module__).startswith("loaders.")
         self._settings = policy.settings(
             num_workers,
             prefetch_factor,
@@ -83,8 +76,6 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         self._run_stats = Stats(self._job.stages)
         self._slow_timeout = policy.timeout()
         self._engine: Engine | None = None
-        # Compiled here, where it is outside of every epoch.
-        nontemporal_copy.library()
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
@@ -109,10 +100,10 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         if self._engine is None:
             self._engine = Engine(
                 self._job,
-                self._collate,
                 self._settings,
                 timeout=self._slow_timeout,
                 stats=self._run_stats,
+                finish=None if self._device.type == "cpu" else DeviceTransfer(self._device).start,
                 start_method=self._start_method,
             )
         engine = self._engine
@@ -123,16 +114,17 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         try:
             while True:
                 try:
-                    built = running.next()
+                    made = running.next()
                 except BaseException:
                     if engine.coordinator.error is not None:
                         self.close()
                     raise
-                if built is None:
+                if made is None:
                     return
-                collated, copied = built.value
-                batch = self._batch(collated.ids, copied.wait(), collated.work_s)
-                del built, collated, copied
+                tensors = made.value.wait() if isinstance(made.value, InTransfer) else made.value
+                ids = np.array([sample_id for _, sample_id in made.keys], np.int64)
+                batch = self._batch(ids, tensors, np.array(made.work_ns) * 1e-9)
+                del made, tensors
                 yield batch
                 del batch
         finally:
@@ -151,23 +143,6 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
             latest = self._slow_timeout.history[-1]
             self._stats.details["timeout_s"] = latest.timeout_s
             self._stats.details["timeout_percentile"] = float(latest.percentile or 0)
-
-
-class _Collate(Collate):
-    """The pipeline's collation, and the start of the batch's way to the device; does not refer to the loader."""
-
-    def __init__(self, work: SampleProcessor, seed: int, transfer: DeviceTransfer) -> None:
-        self._work, self._seed, self._transfer = work, seed, transfer
-
-    def __call__(
-        self, keys: Sequence[Value], samples: Sequence[Value], work_ns: Sequence[int]
-    ) -> tuple[Collated, InTransfer[Tensors]]:
-        loaded = [
-            Loaded(Item(sample_id, self._seed, epoch, *sample), ns, StageTimes())
-            for (epoch, sample_id), sample, ns in zip(keys, samples, work_ns, strict=True)
-        ]
-        collated = self._work.collate(0, loaded)
-        return collated, self._transfer.start(collated.tensors)
 
 
 def _notes(transforms: int, order: Order) -> tuple[str, ...]:

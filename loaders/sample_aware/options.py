@@ -32,7 +32,7 @@ class PolicyKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EngineSettings:
     """How the engine of an epoch works."""
 
     workers: int
@@ -119,11 +119,10 @@ class PolicyOptions:
         *,
         sample_timeout_s: float | None,
         scheduler: Scheduler | None,
-        further_batches: int = 0,
-    ) -> Settings:
-        """Return how the engine works, with as much memory as torch's DataLoader has for its batches.
+    ) -> EngineSettings:
+        """Return how the engine works, with as many batches ahead of the consumer as torch's DataLoader has.
 
         That is one batch fewer than it has: a batch's memory comes back only after the next one was taken.
         """
-        ahead = max(2, workers * prefetch_factor - 1) + further_batches
-        return Settings(workers, order, ahead, self.max_bytes, on_error, sample_timeout_s, scheduler)
+        ahead = max(2, workers * prefetch_factor - 1)
+        return EngineSettings(workers, order, ahead, self.max_bytes, on_error, sample_timeout_s, scheduler)

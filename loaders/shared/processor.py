@@ -127,9 +127,7 @@ class SampleProcessor:
         items = [one.item for one in loaded]
         self.monitor.begin(worker, items[0].id, stage="collate")
         try:
-            tensors = self._pipeline.collate(items)
-        except Exception as error:
-            raise self._collate_error(items, error) from error
+            tensors = collate_items(self._pipeline, self._samples, items)
         finally:
             self.monitor.end(worker)
         ids = np.array([item.id for item in items], np.int64)
@@ -143,14 +141,23 @@ class SampleProcessor:
             "sample_timeout_s; the file's storage hangs, or the limit is too low for it"
         )
 
-    def _collate_error(self, items: Sequence[Item], error: Exception) -> SampleError:
-        shapes = [tuple(getattr(item.data, "shape", ())) for item in items]
-        (usual, count), *others = Counter(shapes).most_common()
-        if others and count > len(items) // 2:
-            at = next(index for index, shape in enumerate(shapes) if shape != usual)
-            who = f"sample {items[at].id} ({self._samples.path(items[at].id)})"
-            return SampleError(
-                f"{who} failed in collate: its data have the shape {shapes[at]}, those of its batch {usual}: {error}"
-            )
-        ids = [item.id for item in items]
-        return SampleError(f"samples {ids} failed in collate: {type(error).__name__}: {error}")
+
+def collate_items(pipeline: Pipeline, samples: SampleSource, items: Sequence[Item]) -> Tensors:
+    """Join samples; raise SampleError naming the one whose shape is wrong, or all of them."""
+    try:
+        return pipeline.collate(items)
+    except Exception as error:
+        raise _collate_error(samples, items, error) from error
+
+
+def _collate_error(samples: SampleSource, items: Sequence[Item], error: Exception) -> SampleError:
+    shapes = [tuple(getattr(item.data, "shape", ())) for item in items]
+    (usual, count), *others = Counter(shapes).most_common()
+    if others and count > len(items) // 2:
+        at = next(index for index, shape in enumerate(shapes) if shape != usual)
+        who = f"sample {items[at].id} ({samples.path(items[at].id)})"
+        return SampleError(
+            f"{who} failed in collate: its data have the shape {shapes[at]}, those of its batch {usual}: {error}"
+        )
+    ids = [item.id for item in items]
+    return SampleError(f"samples {ids} failed in collate: {type(error).__name__}: {error}")

@@ -20,19 +20,6 @@ date +%s%N >>"$COMPILER_LOG"
 exit $status
 """
 
-DROP_IN = """
-import os, torch
-from pathlib import Path
-from torch.utils.data import TensorDataset
-from loaders.sample_aware import SampleAwareDataLoader
-
-runs = lambda: Path(os.environ["COMPILER_LOG"]).read_text().count(".so")
-loader = SampleAwareDataLoader(TensorDataset(torch.zeros(16, 1 << 16)), batch_size=4, num_workers=2)
-before = runs()
-assert sum(len(batch[0]) for batch in loader) == 16
-assert before == runs() == 1, (before, runs())
-"""
-
 
 @pytest.fixture
 def environment(tmp_path):
@@ -68,11 +55,7 @@ def test_no_compiler_runs_in_an_epoch_of_a_cell(environment, tmp_path):
         epochs = [(nanoseconds(row["start_utc"]), nanoseconds(row["end_utc"])) for row in csv.DictReader(file)]
     assert epochs, done.stderr
     lines = Path(environment["COMPILER_LOG"]).read_text().splitlines()
-    assert any("nontemporal_copy" in line for line in lines), "the cell compiles for itself here"
+    assert any("ticker" in line for line in lines), "the cell compiles for itself here"
     for line in lines:
         at = int(line.split()[0])
         assert not any(start <= at <= end for start, end in epochs), line
-
-
-def test_no_compiler_runs_in_an_epoch_of_the_drop_in(environment):
-    subprocess.run([sys.executable, "-c", DROP_IN], env=environment, check=True, timeout=120)

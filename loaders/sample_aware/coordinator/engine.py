@@ -7,45 +7,46 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 
 from loaders.errors import LoaderError
-from loaders.sample_aware.coordinator.collator import Collate, Collator
+from loaders.sample_aware.coordinator.coordinator import Coordinator, Finish
 from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.coordinator.thread import Coordinator
 from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.control_page import RESERVED_BYTES, ControlPage
-from loaders.sample_aware.options import Settings
+from loaders.sample_aware.ipc.messages import Value
+from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.balancer import Balancer
 from loaders.sample_aware.policy.timeout import SlowTimeout
-from loaders.sample_aware.workers.jobs import Job
+from loaders.sample_aware.workers.jobs import SampleJob
 from loaders.sample_aware.workers.pool import Pool, start_context
 
 
 class Engine:
-    """Processes and threads; ended by `close`, or when it is dropped."""
+    """Worker processes and the coordinator's thread; ended by `close`, or when it is dropped."""
 
     def __init__(
         self,
-        job: Job,
-        collate: Collate,
-        settings: Settings,
+        job: SampleJob,
+        settings: EngineSettings,
         *,
         timeout: SlowTimeout,
         stats: Stats,
+        finish: Finish | None = None,
         start_method: object = None,
     ) -> None:
-        """Start the workers.
+        """Start the workers; with `finish` the consumer gets what it makes of each batch, in a thread.
 
-        Raises LoaderConfigError where job or collation do not pickle and have to, and LoaderError where the process
-        may not have enough addresses.
+        Raises LoaderConfigError where the job does not pickle and has to, and LoaderError where the process may not
+        have enough addresses.
         """
         arena = Arena(2 * settings.max_bytes, RESERVED_BYTES)
         # The rest of the addresses is for what the consumer keeps, and for sizes that differ.
         settings = replace(settings, max_bytes=min(settings.max_bytes, arena.nbytes // 4))
-        self._settings, self._collates = settings, job.collates
+        self._settings = settings
         workers = settings.workers
         pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
         try:
@@ -54,11 +55,10 @@ class Engine:
             pool.close()
             arena.close()
             raise
-        self.coordinator = Coordinator(job, pool, arena, ControlPage(arena.map), timeout, settings, stats)
+        self.coordinator = Coordinator(job, pool, arena, ControlPage(arena.map), timeout, settings, stats, finish)
         self._arena = arena
         for worker, alive in started:
             self.coordinator.add_worker(worker, alive)
-        self.coordinator.collator = Collator(arena, collate, self.coordinator.build_failed)
         self._epochs = 0
         self.stats = stats
         # Nothing that it refers to refers to the engine.
@@ -75,33 +75,33 @@ class Engine:
         """The worker processes."""
         return self._pool.processes
 
-    def epoch(self, batches: Iterable[Sequence[object]]) -> Epoch:
+    def epoch(self, batches: Iterable[Sequence[Value]]) -> EpochBatches:
         """Begin an epoch of batches of keys; the one before it ends."""
         self._epochs += 1
         output = OutputQueue(self._epochs)
         settings = self._settings
         background = max(1, int(settings.background_share * settings.workers))
         balancer = Balancer(order=settings.order, background=background, max_wait=settings.max_wait_batches)
-        run = EpochState(output, balancer, self._arena, strict=settings.order == "strict", collates=self._collates)
-        self.coordinator.call(lambda: self.coordinator.begin_epoch(run))
-        return Epoch(self, output, iter(batches), settings.max_batches_ahead)
+        epoch = EpochState(output, balancer, is_strict=settings.order == "strict")
+        self.coordinator.call(lambda: self.coordinator.begin_epoch(epoch))
+        return EpochBatches(self, output, iter(batches), settings.max_batches_ahead)
 
     def start_wanted(self) -> None:
         """Start the workers that the scheduler has asked for; in the consumer's thread, where a fork is safest."""
         while self.coordinator.scaler.wanted:
             self.coordinator.scaler.wanted -= 1
             worker, alive = self._pool.start(self._settings.workers)
-            self.coordinator.call(lambda worker=worker, alive=alive: self.coordinator.add_worker(worker, alive))  # type: ignore[misc]
+            self.coordinator.call(partial(self.coordinator.add_worker, worker, alive))
 
     def close(self) -> None:
         """End workers and threads; may be called twice."""
         self._finalizer()
 
 
-class Epoch:
+class EpochBatches:
     """The batches of one epoch, for the consumer's thread."""
 
-    def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[object]], ahead: int) -> None:
+    def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[Value]], ahead: int) -> None:
         self._engine, self._output, self._batches = engine, output, batches
         self._exhausted = False
         # In this thread, as torch's DataLoader does: samplers draw from its random numbers.
@@ -119,18 +119,18 @@ class Epoch:
             raise engine.coordinator.error or LoaderError("the loader is closed: make a new one")
         began = time.perf_counter_ns()
         try:
-            built = self._output.get(self._on_idle, timeout_s)
+            batch = self._output.get(self._on_idle, timeout_s)
         finally:
             engine.stats.wait_s += (time.perf_counter_ns() - began) * 1e-9
-        if built is not None:
-            self._offer(built)
-        return built
+        if batch is not None:
+            self._offer(batch)
+        return batch
 
     def close(self) -> None:
         """End the epoch, wherever it is."""
         if not self._engine.closed:
-            output, coordinator = self._output, self._engine.coordinator
-            coordinator.call(lambda: coordinator.epochs.end(None, output))
+            coordinator = self._engine.coordinator
+            coordinator.call(partial(coordinator.end_epoch, None, self._output))
 
     def _on_idle(self) -> None:
         self._engine.start_wanted()
@@ -139,19 +139,13 @@ class Epoch:
             self._offer()
 
     def _offer(self, taken: ReadyBatch | None = None) -> None:
-        """Have the coordinator know in one call that a batch was taken, and which keys the sampler has next."""
-        output, epochs = self._output, self._engine.coordinator.epochs
-        was_exhausted, keys = self._exhausted, None if self._exhausted else next(self._batches, None)
+        """Send the coordinator in one call that a batch was taken, and which keys the sampler has next."""
+        if taken is None and self._exhausted:
+            return
+        keys = None if self._exhausted else next(self._batches, None)
         self._exhausted = keys is None
-
-        def update() -> None:
-            if taken is not None:
-                epochs.take(output, taken)
-            if not was_exhausted:
-                epochs.offer(output, None if keys is None else list(keys))
-
-        if taken is not None or not was_exhausted:
-            self._engine.coordinator.call(update)
+        coordinator = self._engine.coordinator
+        coordinator.call(partial(coordinator.offer, self._output, None if keys is None else list(keys), taken))
 
 
 def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None:
@@ -159,6 +153,5 @@ def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None
         # A copy in a process that was forked off: nothing of it is its own.
         return
     coordinator.close()
-    coordinator.collator.close()
     pool.close()
     arena.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from loaders.sample_aware.ipc.arena import Block
+from loaders.sample_aware.ipc.arena import ArenaBlock
 from loaders.sample_aware.ipc.messages import Value
 
 
@@ -15,15 +15,13 @@ from loaders.sample_aware.ipc.messages import Value
 class ReadyBatch:
     """A batch that is ready."""
 
-    samples: Sequence[int]
-    """Their numbers in the epoch."""
-    keys: Sequence[object]
-    value: Value
-    """What the collation gave."""
+    keys: Sequence[Value]
     work_ns: Sequence[int]
     """What every sample took from its first to its last stage, waits not counted."""
-    blocks: Sequence[Block] = field(default_factory=tuple)
-    """What its samples lie in."""
+    value: Value = None
+    """What the collation gave."""
+    block: ArenaBlock | None = None
+    """The memory that its tensors lie in."""
     error: BaseException | None = None
     """Why there is no value."""
 
@@ -51,10 +49,10 @@ class OutputQueue:
         """Whether it was ended; a batch that is put in after that is never taken."""
         return self._over
 
-    def put(self, built: ReadyBatch) -> None:
+    def put(self, batch: ReadyBatch) -> None:
         """Add a batch."""
         with self._changed:
-            self._ready.append(built)
+            self._ready.append(batch)
             self._changed.notify()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -74,7 +72,7 @@ class OutputQueue:
         """Return the next batch, None at the end; raise what ended the epoch, TimeoutError after `timeout_s`."""
         while True:
             with self._changed:
-                whole = self._changed.wait_for(self._has_news, timeout_s)
+                has_news = self._changed.wait_for(self._has_news, timeout_s)
                 if self._error is not None:
                     raise self._error
                 if self._ready:
@@ -82,7 +80,7 @@ class OutputQueue:
                 if self._over:
                     return None
                 self._woken = False
-            if not whole:
+            if not has_news:
                 raise TimeoutError
             on_idle()
 

@@ -11,7 +11,7 @@ import psutil
 from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.slow_samples import NEVER
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.options import Settings
+from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.workers.pool import Pool
 
 _LOG: Final = logging.getLogger("loaders.sample_aware.scaling")
@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger("loaders.sample_aware.scaling")
 class WorkerScaler:
     """Decides while an epoch is under way, where there is a scheduler."""
 
-    def __init__(self, settings: Settings, pool: Pool, stats: Stats) -> None:
+    def __init__(self, settings: EngineSettings, pool: Pool, stats: Stats) -> None:
         self._scheduler, self._interval_s = settings.scheduler, settings.scheduler_interval_s
         self._queue_size = settings.max_batches_ahead
         self._pool, self._stats = pool, stats

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.tasks import TaskTable
 from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.shared.stall_monitor import WorkerStatus
@@ -34,23 +37,30 @@ class SlowSampleTracker:
         """When to look next, by the monotonic clock."""
         self._publish()
 
-    def mark(self, run: EpochState, sample: int) -> None:
+    def mark(self, epoch: EpochState, sample: int) -> None:
         """Note that a sample is slow, once."""
-        if sample not in run.slow:
-            run.slow.add(sample)
+        if sample not in epoch.slow:
+            epoch.slow.add(sample)
             self._stats.slow += 1
 
-    def done(self, run: EpochState, sample: int, spent_s: float) -> None:
-        """Note that a sample is done, and what it took."""
-        if self._timeout.is_slow(spent_s):
-            self.mark(run, sample)
-        run.slow.discard(sample)
-        self._stats.samples += 1
-        samples = self._stats.samples
-        if self._timeout.add(spent_s) or samples < _PROFILED or samples % _PROFILED == 0:
+    def done(self, epoch: EpochState, samples: Sequence[int], spent_ns: array[int]) -> None:
+        """Note that samples are done, and what each of them took."""
+        limit_s = self._timeout.timeout_s
+        if limit_s is not None:
+            limit_ns = limit_s * 1e9
+            over = [sample for sample, ns in zip(samples, spent_ns, strict=True) if ns > limit_ns]
+            self._stats.slow += len(over) - len(epoch.slow.intersection(over))
+        epoch.slow.difference_update(samples)
+        before, self._stats.samples = self._stats.samples, self._stats.samples + len(samples)
+        self._stats.add_total(sum(spent_ns), len(samples))
+        if self._timeout.add([ns * 1e-9 for ns in spent_ns]):
+            # With another timeout the next look may be due earlier.
+            self.look_at = 0.0
+            self._publish()
+        elif before < _PROFILED or before // _PROFILED != self._stats.samples // _PROFILED:
             self._publish()
 
-    def look(self, run: EpochState) -> tuple[WorkerStatus, float] | None:
+    def look(self, epoch: EpochState, tasks: TaskTable) -> tuple[WorkerStatus, float] | None:
         """Mark the samples whose timeout has passed; return one that exceeds the limit, and since when, in seconds."""
         now = time.monotonic()
         if now < self.look_at:
@@ -62,9 +72,9 @@ class SlowSampleTracker:
         for limit_s in limits_s:
             for worker in np.flatnonzero(ages_s > limit_s):
                 held = self._control.workers.held_by(int(worker))
-                if held.epoch != run.number or held.sample not in run.outstanding:
+                if held.epoch != epoch.number or tasks.key_of(epoch.number, held.sample) is None:
                     continue
-                self.mark(run, held.sample)
+                self.mark(epoch, held.sample)
                 if limit_s == hang_s:
                     return held, float(ages_s[worker])
             sooner = ages_s[(ages_s >= 0) & (ages_s <= limit_s)]
@@ -78,5 +88,3 @@ class SlowSampleTracker:
             self._control.set_remaining(stage, ns)
         limit_s = self._timeout.timeout_s
         self._control.set_timeout(0 if limit_s is None else int(limit_s * 1e9))
-        # With another timeout the next look may be due earlier.
-        self.look_at = 0.0

@@ -41,13 +41,15 @@ _TURNS: Final = 2
 """How often as much as the arena holds has to be allocated in other sizes until one's free pages are taken away."""
 
 
-class Block:
+class ArenaBlock:
     """A range of the arena."""
 
-    __slots__ = ("ahead", "lent", "offset", "private", "size")
+    __slots__ = ("ahead", "lent", "offset", "private", "size", "users")
 
     def __init__(self, offset: int, size: int) -> None:
         self.offset, self.size = offset, size
+        self.users = 1
+        """How often it has to be freed."""
         self.ahead = True
         """Whether it counts as held ahead of the consumer."""
         self.lent = False
@@ -74,9 +76,7 @@ class Arena:
         self.returns = _Returns(self.map, self.memory, self.descriptor)
         self._max_bytes = max_bytes
         self._next = -(-reserved // _PAGE) * _PAGE
-        self._live: set[Block] = set()
-        self._kept: dict[int, Block | None] = {}
-        """What a worker refers to though it is done with it, by its beginning; the block once it was freed."""
+        self._live: set[ArenaBlock] = set()
         self._free: dict[int, list[int]] = {}
         """Where blocks of each size begin whose pages may be there."""
         self._cold: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ class Arena:
         """An eventfd that is written when a block has come back."""
         return self.returns.wake
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> ArenaBlock:
         """Return a block of at least so many bytes: a free one that is up to twice as large before a new one.
 
         Raises MemoryError when all addresses are used.
@@ -120,16 +120,16 @@ class Arena:
                     f"the shared memory's {self.nbytes >> 20} MiB of addresses are used up; let the process have more "
                     "(ulimit -v, RLIMIT_AS), or keep fewer or smaller batches"
                 )
-        block = Block(offset, size)
+        block = ArenaBlock(offset, size)
         self._live.add(block)
         self.live += size
         self.ahead += size
         return block
 
-    def free(self, block: Block) -> None:
-        """Take a block back; at once, or when no worker refers to it any more."""
-        if block.offset in self._kept:
-            self._kept[block.offset] = block
+    def free(self, block: ArenaBlock) -> None:
+        """Take a block back from one of its users; it is used again when it was the last one."""
+        block.users -= 1
+        if block.users:
             return
         self.returns.make_shared(block)
         self._live.discard(block)
@@ -140,23 +140,13 @@ class Arena:
         if self.live + self._free_bytes > self._max_bytes:
             self._cool()
 
-    def keep(self, offset: int) -> None:
-        """Note that a worker refers to the block that begins there."""
-        self._kept[offset] = None
-
-    def let_go(self, offset: int) -> None:
-        """Note that it does so no more."""
-        block = self._kept.pop(offset)
-        if block is not None:
-            self.free(block)
-
-    def release(self, block: Block) -> None:
+    def release(self, block: ArenaBlock) -> None:
         """Note that a block is the consumer's now."""
         if block.ahead:
             block.ahead = False
             self.ahead -= block.size
 
-    def view(self, block: Block) -> npt.NDArray[np.uint8]:
+    def view(self, block: ArenaBlock) -> npt.NDArray[np.uint8]:
         """Return the block as bytes, shape (size,); it comes back by itself when nothing refers to them any more."""
         block.lent = True
         owner = np.frombuffer(self.map, np.uint8, block.size, block.offset)
@@ -210,11 +200,11 @@ class _Returns:
 
     def __init__(self, whole: mmap.mmap, memory: npt.NDArray[np.uint8], descriptor: int) -> None:
         self._map, self._begin, self._descriptor = whole, memory.ctypes.data, descriptor
-        self.blocks: deque[Block] = deque()
+        self.blocks: deque[ArenaBlock] = deque()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.closed = False
 
-    def give_back(self, block: Block, pid: int) -> None:
+    def give_back(self, block: ArenaBlock, pid: int) -> None:
         """Take a block back; called by the garbage collector, whatever the thread is about."""
         if os.getpid() != pid:
             # A copy of the tensor in a process that was forked off.
@@ -230,7 +220,7 @@ class _Returns:
         """Give the pages of a range back to the kernel."""
         self._map.madvise(_REMOVE, offset, size)
 
-    def make_private(self, block: Block, view: npt.NDArray[np.uint8]) -> None:
+    def make_private(self, block: ArenaBlock, view: npt.NDArray[np.uint8]) -> None:
         """Put private pages with the same bytes in the place of the file's, and give those back to the kernel.
 
         `view` keeps the block from coming back meanwhile. Other threads may read and write it.
@@ -244,13 +234,13 @@ class _Returns:
         with mmap.mmap(self._descriptor, block.size, offset=block.offset) as pages:
             pages.madvise(_REMOVE)
 
-    def make_shared(self, block: Block) -> None:
+    def make_shared(self, block: ArenaBlock) -> None:
         """Undo `make_private`, without the bytes."""
         if block.private:
             block.private = False
             self._remap(block, mmap.MAP_SHARED)
 
-    def _remap(self, block: Block, flags: int) -> None:
+    def _remap(self, block: ArenaBlock, flags: int) -> None:
         protection, begin = mmap.PROT_READ | mmap.PROT_WRITE, self._begin + block.offset
         if _LIBC.mmap(begin, block.size, protection, flags | _FIXED, self._descriptor, block.offset) != begin:
             raise OSError(ctypes.get_errno(), f"mmap of {block.size} bytes of shared memory failed")
@@ -261,7 +251,9 @@ class _Returns:
         os.close(self._descriptor)
 
 
-_LENT: Final[weakref.WeakValueDictionary[tuple[_Returns, Block], npt.NDArray[np.uint8]]] = weakref.WeakValueDictionary()
+_LENT: Final[weakref.WeakValueDictionary[tuple[_Returns, ArenaBlock], npt.NDArray[np.uint8]]] = (
+    weakref.WeakValueDictionary()
+)
 """The views of the blocks that are lent, of all arenas of this process."""
 
 

@@ -1,11 +1,13 @@
 """Messages between the coordinator and the workers: records so short that pipes pass them on whole (pipe(7)).
 
-Tasks and rows lie in a pipe each, from which all workers take: an idle worker takes the next one, and does not wait
-for the coordinator. The workers' reports come through one pipe too.
+Tasks lie in a pipe from which all workers take: an idle worker takes the next one, and does not wait for the
+coordinator. Batches that only have to be collated lie in a second pipe, which workers look at first. The workers'
+reports come through one pipe.
 """
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import select
 import struct
@@ -16,131 +18,111 @@ from typing import Any, Final, NamedTuple, TypeAlias
 Value: TypeAlias = Any
 """A sample, whole or partial, its key in the dataset, or a batch: of the types of the user's dataset."""
 
-NO_ROW: Final = -1
-IN_ROW: Final = -1
-IN_REPORT: Final = -2
-_TASK: Final = struct.Struct("<BBHIqqqqiiqqqqq56s")
-_SLOT: Final = struct.Struct("<qqqii")
-_REPORT: Final = struct.Struct("<HBBHHqqqqiqqI")
-_KEY_ROOM: Final = 56
+NOWHERE: Final = -1
+_TASK: Final = struct.Struct("<BBHIqqqqq80s")
+_BODY_ROOM: Final = 80
 TASK_BYTES: Final = _TASK.size
-SLOT_BYTES: Final = _SLOT.size
+_REPORT: Final = struct.Struct("<HBBBBHqqqqqqqI")
 
 
 class TaskKind(IntEnum):
     """What a worker is asked for."""
 
-    START = 1
-    RESUME = 2
+    WORK = 1
+    LOOK = 2
+    """Nothing but a look at the pipe of batches that are to be collated."""
     STOP = 3
-    BUNDLE = 4
-    """A whole batch of quick samples, and its collation."""
-    COLLATE = 5
-    """Of samples that are done and lie apart."""
 
 
 class ReportKind(IntEnum):
     """A worker's message."""
 
-    DONE = 1
-    PARKED = 2
-    FAILED = 3
-    DROPPED = 4
-    """Left, for its epoch was ended."""
-    NEED = 5
-    """Asks for a block; the answer comes through its own pipe."""
-    ROW_BACK = 6
-    """A row of a later epoch than its sample's."""
-    RETIRED = 7
-    BATCH = 8
-    """A batch is collated: the answer to a bundle and to a collation."""
-    GIVEN_BACK = 9
-    """`row` samples of a bundle that were not started, from `sample` on."""
-    KEPT = 10
-    """The collation keeps a reference to the sample whose block begins at `offset`."""
-    LET_GO = 11
-    """That reference is gone."""
-    READY = 12
+    READY = 1
     """The worker has started; with the roots of its random numbers in the payload."""
+    NEED = 2
+    """Asks for a block of `nbytes`; the answer comes through its own pipe."""
+    DONE = 3
+    PARKED = 4
+    FAILED = 5
+    """A sample, or a collation where `sample` is negative."""
+    BATCH = 6
+    """All samples of the task are done and collated; what each took lies behind the batch."""
+    LEFT = 7
+    """The samples of the task that no report was about were not started, or their epoch was ended."""
+    RETIRED = 8
 
 
-class Slot(NamedTuple):
-    """A row of a batch, for the worker that is done next."""
+class Place(NamedTuple):
+    """Where a sample or a batch lies: its tensors in a block, and from `offset` on how they lie, and the rest of it."""
 
-    run: int
-    batch: int
-    base: int
-    """Where the batch's memory begins, -1 where it has none."""
-    row: int
-    rows: int
-    """Of the batch."""
-
-    def pack(self) -> bytes:
-        """Return the record."""
-        return _SLOT.pack(*self)
-
-    @classmethod
-    def unpack(cls, record: bytes) -> Slot:
-        """Return what `pack` wrote."""
-        return cls(*_SLOT.unpack(record))
+    block: int
+    """The beginning of the block, -1 where there is no block and the payload is all."""
+    offset: int
+    nbytes: int
+    payload: bytes = b""
 
 
-class Task(NamedTuple):
-    """What one worker is to do."""
+class WorkItem(NamedTuple):
+    """A sample of a task: new, partial, or done and only to be collated."""
 
-    kind: int
-    run: int
     sample: int
     key: Value
     stage: int = 0
-    """With which it begins."""
+    """With which the worker begins."""
     spent_ns: int = 0
-    batch: int = NO_ROW
-    """-1: the row is taken when the sample is done."""
-    row: int = 0
-    rows: int = 0
-    base: int = -1
+    place: Place | None = None
+    """None for a new sample."""
+
+
+class TaskRecord(NamedTuple):
+    """Work on some samples; with `collates` they are a batch."""
+
+    kind: int
+    run: int = 0
+    """The epoch, counted by the engine."""
+    task: int = 0
+    collates: bool = False
     offset: int = 0
-    """Of the partial sample, or of a key that is too long for the record."""
+    """Of the items, where they are too long for the record."""
     nbytes: int = 0
-    spare: int = -1
-    """Where a block for the result begins, -1 where there is none; what does not fit asks for another one."""
-    spare_nbytes: int = 0
+    out: int = NOWHERE
+    """Where a block for the result begins; what does not fit asks for another one."""
+    out_bytes: int = 0
+    items: bytes = b""
 
-    @property
-    def samples(self) -> int:
-        """How many samples it is about."""
-        return self.rows if self.kind == TaskKind.BUNDLE else 1
-
-    def pack(self, key: bytes) -> bytes:
-        """Return the record, with what `pack_key` returned."""
-        length = len(key) if len(key) <= _KEY_ROOM else 0
-        return _TASK.pack(
-            self.kind, length, self.stage, 0, self.run, self.sample, self.spent_ns, self.batch, self.row, self.rows,
-            self.base, self.offset, self.nbytes, self.spare, self.spare_nbytes, key if length else b"",
-        )  # fmt: skip
+    def pack(self) -> bytes:
+        """Return the record."""
+        kind, run, task, collates, offset, nbytes, out, out_bytes, items = self
+        return _TASK.pack(kind, collates, len(items), run, task, offset, nbytes, out, out_bytes, items)
 
     @classmethod
-    def unpack(cls, record: bytes) -> Task:
-        """Return what `pack` wrote; the key is None where it did not fit."""
-        kind, length, stage, _, run, sample, spent, batch, row, rows, base, *memory, key = _TASK.unpack(record)
-        unpacked = unpack_key(key[:length]) if length else None
-        return cls(kind, run, sample, unpacked, stage, spent, batch, row, rows, base, *memory)
+    def unpack(cls, record: bytes) -> TaskRecord:
+        """Return what `pack` wrote."""
+        kind, collates, length, run, task, offset, nbytes, out, out_bytes, items = _TASK.unpack(record)
+        return cls(kind, run, task, bool(collates), offset, nbytes, out, out_bytes, items[:length])
+
+    def read_items(self, memory: mmap.mmap) -> list[WorkItem]:
+        """Return the samples, from the record or from where they lie."""
+        packed = self.items or memory[self.offset : self.offset + self.nbytes]
+        # Written by the process that started this one.
+        samples, keys, stored = pickle.loads(packed)  # noqa: S301
+        if not stored:
+            return list(map(WorkItem, samples, keys))
+        return [
+            WorkItem(sample, key, stage, spent_ns, Place(*place))
+            for sample, key, (stage, spent_ns, place) in zip(samples, keys, stored, strict=True)
+        ]
 
 
-def pack_key(key: Value) -> bytes:
-    """Return a sample's key as bytes."""
-    return pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
+def pack_items(samples: Sequence[int], keys: Sequence[Value], stored: Sequence[tuple[int, int, Place]]) -> bytes:
+    """Return what `read_items` reads; `stored` has stage, time and place of each sample where they are not new."""
+    places = [(stage, spent_ns, tuple(place)) for stage, spent_ns, place in stored]
+    return pickle.dumps((samples, keys, places), pickle.HIGHEST_PROTOCOL)
 
 
-def unpack_key(packed: bytes) -> Value:
-    """Return the key that `pack_key` packed in the other process of the pair."""
-    return pickle.loads(packed)  # noqa: S301
-
-
-def fits(key: bytes) -> bool:
-    """Return whether a packed key fits into a task's record."""
-    return len(key) <= _KEY_ROOM
+def fits(items: bytes) -> bool:
+    """Return whether packed items fit into a task's record."""
+    return len(items) <= _BODY_ROOM
 
 
 def room(stages: int) -> int:
@@ -148,65 +130,54 @@ def room(stages: int) -> int:
     return select.PIPE_BUF - _REPORT.size - 8 * stages
 
 
-class Report(NamedTuple):
-    """A worker's message about a sample."""
+class WorkerReport(NamedTuple):
+    """A worker's message about a task."""
 
     kind: int
     worker: int
-    run: int
-    sample: int
-    batch: int = NO_ROW
-    row: int = 0
-    """Or the number of samples from `sample` on; 0 stands for one sample."""
+    run: int = 0
+    task: int = NOWHERE
+    sample: int = NOWHERE
     spent_ns: int = 0
-    """On this sample since it was started, waits not counted."""
+    """On this sample since it was started, or on all samples of a batch; waits not counted."""
     first_stage: int = 0
     stage_ns: Sequence[int] = ()
     """Of the stages from `first_stage` on that were run now."""
-    offset: int = IN_ROW
-    """The offset of the pickled part, in a block behind the tensors; or IN_ROW: the tensors lie in the sample's row and
-    the rest is in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
-    nbytes: int = 0
-    payload: bytes = b""
-
-    @property
-    def samples(self) -> int:
-        """How many samples it is about."""
-        several = self.kind in (ReportKind.BATCH, ReportKind.DROPPED, ReportKind.GIVEN_BACK)
-        return max(1, self.row) if several else 1
+    place: Place = Place(NOWHERE, 0, 0)
+    is_last: bool = False
+    """Whether it is the last one about its task."""
 
     def pack(self) -> bytes:
         """Return the record."""
-        times = self.stage_ns
-        length = _REPORT.size + 8 * len(times) + len(self.payload)
+        times, (block, offset, nbytes, payload) = self.stage_ns, self.place
+        length = _REPORT.size + 8 * len(times) + len(payload)
         head = _REPORT.pack(
-            length, self.kind, 0, len(times), self.first_stage, self.run, self.sample, self.spent_ns, self.batch,
-            self.row, self.offset, self.nbytes, self.worker,
+            length, self.kind, self.is_last, len(times), 0, self.first_stage, self.run, self.task, self.sample,
+            self.spent_ns, block, offset, nbytes, self.worker,
         )  # fmt: skip
-        return head + struct.pack(f"<{len(times)}q", *times) + self.payload
+        return head + struct.pack(f"<{len(times)}q", *times) + payload
 
 
-class Reports:
+class ReportReader:
     """Cuts the bytes of the pipe into reports."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, read: bytes) -> Iterator[Report]:
+    def feed(self, read: bytes) -> Iterator[WorkerReport]:
         """Yield the reports that are whole now."""
         read = self._rest + read
         at = 0
         while len(read) - at >= _REPORT.size:
-            length, kind, _, stages, first, run, sample, spent, batch, row, offset, nbytes, worker = (
+            length, kind, is_last, stages, _, first, run, task, sample, spent, block, offset, nbytes, worker = (
                 _REPORT.unpack_from(read, at)
             )
             if len(read) - at < length:
                 break
             times_at = at + _REPORT.size
-            payload_at = times_at + 8 * stages
-            yield Report(
-                kind, worker, run, sample, batch, row, spent, first, struct.unpack_from(f"<{stages}q", read, times_at),
-                offset, nbytes, read[payload_at : at + length],
-            )  # fmt: skip
+            payload = read[times_at + 8 * stages : at + length]
+            times = struct.unpack_from(f"<{stages}q", read, times_at)
+            place = Place(block, offset, nbytes, payload)
+            yield WorkerReport(kind, worker, run, task, sample, spent, first, times, place, bool(is_last))
             at += length
         self._rest = read[at:]

@@ -1,4 +1,4 @@
-"""Samples in two parts: tensors, which lie in shared memory, and the rest, which is pickled."""
+"""Samples and batches in two parts: tensors, which lie in shared memory, and the rest, which is pickled."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import ctypes
 import io
 import pickle
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.sample_aware.ipc.messages import Value
-from loaders.sample_aware.ipc.nontemporal_copy import MIN_BYTES, Move
+from loaders.sample_aware.ipc.messages import Place, Value
 
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
-_PLAIN: Final = frozenset((int, float, bool, str, bytes, type(None)))
-_MAX_PARTS: Final = 64
-"""Of a sample, beyond which the pickler is faster."""
 
 
 class Leaf(NamedTuple):
@@ -37,87 +32,77 @@ Spec: TypeAlias = tuple[Leaf, ...]
 """The tensors of a sample, in the order in which they are met."""
 
 
-class Packed(NamedTuple):
-    """A sample that is ready to be written down."""
+class PackedValue(NamedTuple):
+    """A sample or a batch that is ready to be written down."""
 
     payload: bytes
     leaves: list[Value]
     spec: Spec
 
 
-def pack(sample: Value, *, strides: bool = False) -> Packed:
+def pack(value: Value, *, strides: bool = False) -> PackedValue:
     """Take the tensors out of a sample or a batch; raises what pickling raises.
 
     With `strides` a tensor keeps the order of its dimensions in memory, channels_last for example, and one that is
     expanded is written down once; without it all are contiguous.
     """
-    outline = _Outline(strides)
-    with suppress(_NotSimple):
-        rest = outline.of(sample)
-        payload = pickle.dumps(rest, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
-        return Packed(payload, outline.leaves, tuple(outline.spec))
     buffer = io.BytesIO()
     packer = _Packer(buffer, strides)
-    packer.dump(sample)
-    return Packed(buffer.getvalue(), packer.leaves, tuple(packer.spec))
+    packer.dump(value)
+    return PackedValue(buffer.getvalue(), packer.leaves, tuple(packer.spec))
 
 
 def unpack(payload: bytes | memoryview, leaves: Iterable[Value]) -> Value:
-    """Return the sample with these tensors and arrays for its own; packed by the other process of the pair."""
+    """Return the value with these tensors and arrays for its own; packed by the other process of the pair."""
     return pickle.loads(payload, buffers=leaves)  # noqa: S301
 
 
-def offsets(spec: Spec, rows: int = 1) -> tuple[list[int], int]:
+def layout(spec: Spec, rows: int = 1) -> tuple[list[int], int]:
     """Return where the rows of each leaf begin, and the bytes of all together."""
     begins, at = [], 0
     for leaf in spec:
         begins.append(at)
-        at += -(-leaf.nbytes * rows // _ALIGNED) * _ALIGNED
+        at += aligned(leaf.nbytes * rows)
     return begins, at
 
 
-def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Value, nontemporal: Move = ctypes.memmove) -> None:
-    """Write a leaf's values to a place of the arena, given as bytes; with `nontemporal` where they are many."""
+def aligned(nbytes: int) -> int:
+    """Round up to where the next leaf may begin."""
+    return -(-nbytes // _ALIGNED) * _ALIGNED
+
+
+def copy_to(memory: torch.Tensor, at: int, leaf: Leaf, values: Value) -> None:
+    """Write a leaf's values to a place of memory that is given as bytes."""
     if leaf.kind == _TENSOR and values.is_contiguous():
         # Without views, as torch's copy needs them.
-        move = nontemporal if leaf.nbytes >= MIN_BYTES else ctypes.memmove
-        move(whole.data_ptr() + at, values.data_ptr(), leaf.nbytes)
+        ctypes.memmove(memory.data_ptr() + at, values.data_ptr(), leaf.nbytes)
         return
-    place = whole[at : at + leaf.nbytes]
+    place = memory[at : at + leaf.nbytes]
     if leaf.kind == _TENSOR:
         place.view(values.dtype).view(leaf.shape).copy_(values)
     else:
         np.copyto(place.numpy().view(values.dtype).reshape(leaf.shape), values)
 
 
-def load(memory: npt.NDArray[np.uint8], at: int, nbytes: int, *, copy: bool) -> Value:
-    """Return a sample that lies apart: its tensors, and from `at` on how they lie and the rest of it.
+def pack_rest(packed: PackedValue, begins: Sequence[int]) -> bytes:
+    """Return what lies in a block behind the tensors, which begin there."""
+    return pickle.dumps((packed.payload, packed.spec, begins), pickle.HIGHEST_PROTOCOL)
+
+
+def load(place: Place, block: npt.NDArray[np.uint8], *, copy: bool = False) -> Value:
+    """Return a sample or a batch from its block, or from the payload where it has none.
 
     With `copy` its tensors have memory of their own, else they share this one.
     """
+    rest = place.payload or block[place.offset : place.offset + place.nbytes].data
     # Written by the other process of the pair.
-    payload, spec = pickle.loads(memory[at : at + nbytes].data)  # noqa: S301
-    begins, total = offsets(spec)
+    payload, spec, begins = pickle.loads(rest)  # noqa: S301
     found = [
-        _shaped(memory[begin : begin + leaf.nbytes], leaf, leaf.shape)
-        for begin, leaf in zip((at - total + begin for begin in begins), spec, strict=True)
+        _shaped(block[begin : begin + leaf.nbytes], leaf, leaf.shape) for begin, leaf in zip(begins, spec, strict=True)
     ]
     if copy:
         found = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy() for leaf in found]
     return unpack(payload, found)
-
-
-def load_report(payload: bytes) -> Value:
-    """Return a sample without tensors, which came with its report."""
-    rest, _ = pickle.loads(payload)  # noqa: S301 - from a process of ours
-    return unpack(rest, ())
-
-
-def spec_of(memory: npt.NDArray[np.uint8], at: int, nbytes: int) -> Spec:
-    """Return the layout of a sample that lies apart."""
-    _, spec = pickle.loads(memory[at : at + nbytes].data)  # noqa: S301
-    found: Spec = spec
-    return found
 
 
 def rows_of(memory: npt.NDArray[np.uint8], at: int, leaf: Leaf, rows: int) -> Value:
@@ -138,48 +123,6 @@ def _same(leaf: Value) -> Value:
 
 _HERE: Final = pickle.PickleBuffer(bytearray(1))
 """Stands for a leaf in the pickle; writable, because a read-only buffer comes back as another type."""
-
-
-class _NotSimple(Exception):
-    """A sample of which the general pickler has to find the tensors."""
-
-
-class _Outline:
-    """A sample of tuples, lists and dicts without its tensors: found in a fraction of the time that a pickler takes."""
-
-    def __init__(self, strides: bool) -> None:
-        self.leaves: list[Value] = []
-        self.spec: list[Leaf] = []
-        self._strides = strides
-        self._met: set[int] = set()
-        self._parts = 0
-
-    def of(self, value: Value) -> Value:
-        """Return a part of the sample; raises _NotSimple for one of another type, and for one that is met again."""
-        kind = type(value)
-        if kind in _PLAIN:
-            return value
-        if id(value) in self._met:
-            raise _NotSimple
-        self._met.add(id(value))
-        if kind is tuple or kind is list or kind is dict:
-            self._parts += len(value)
-            if self._parts > _MAX_PARTS:
-                raise _NotSimple
-        if kind is tuple:
-            return tuple([self.of(each) for each in value])
-        if kind is list:
-            return [self.of(each) for each in value]
-        if kind is dict:
-            if not _PLAIN.issuperset(map(type, value)):
-                raise _NotSimple
-            return {key: self.of(each) for key, each in value.items()}
-        leaf = _leaf(value)
-        if leaf is None or (self._strides and kind is torch.Tensor and not value.is_contiguous()):
-            raise _NotSimple
-        self.leaves.append(value)
-        self.spec.append(leaf)
-        return _HERE
 
 
 class _Packer(pickle.Pickler):

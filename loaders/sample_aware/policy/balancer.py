@@ -7,59 +7,34 @@ and for all: it is running, parked (a partial sample of the temp queue), done or
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Order: TypeAlias = Literal["arrival", "strict"]
 """Which samples share a batch: those that are done first, or those that the sampler put together."""
+NO_BATCH: Final = -1
 
 
-class Row(NamedTuple):
-    """A place in a batch."""
+class Work(NamedTuple):
+    """What a worker is to do."""
 
-    batch: int
-    row: int
-
-
-class Start(NamedTuple):
-    """A worker is to begin a sample; in strict order it has its row from the beginning."""
-
-    sample: int
-    row: Row | None
-
-
-class Resume(NamedTuple):
-    """A worker is to go on with a parked sample."""
-
-    sample: int
-
-
-class Bundle(NamedTuple):
-    """A worker is to make a whole batch by itself."""
-
-    batch: int
-    samples: range
-
-
-class _State(Enum):
-    RUNNING = auto()
-    RESUMED = auto()
-    PARKED = auto()
+    samples: Sequence[int]
+    batch: int = NO_BATCH
+    """The batch that the samples are as a whole, for the worker to collate; -1 for samples of any batch."""
 
 
 @dataclass(slots=True)
-class _Open:
-    """A batch that is being filled."""
+class _OpenBatch:
+    """A batch that is not whole."""
 
     size: int
-    filled: dict[int, int] = field(default_factory=dict)
-    """Sample by row."""
-    failed: int = 0
+    done: list[int] = field(default_factory=list)
+    """Its samples that are done, where it is known which those are: in strict order."""
 
 
 class Balancer:
-    """Spreads samples over workers and rows; its owner reports every event to it."""
+    """Spreads samples over workers and batches; its owner reports every event to it."""
 
     def __init__(self, *, order: Order = "arrival", background: int = 1, max_wait: int = 4) -> None:
         """Keep `background` workers for parked samples while there are new ones, at most.
@@ -67,50 +42,41 @@ class Balancer:
         A sample that was parked `max_wait` batches ago is resumed before anything else.
         """
         self._order, self._background, self._max_wait = order, background, max_wait
-        self._new: deque[int] = deque()
-        self._rows: deque[Row] = deque()
-        self._home: dict[int, Row] = {}
-        self._states: dict[int, _State] = {}
-        self._parked: deque[tuple[int, int]] = deque()
-        self._open: dict[int, _Open] = {}
-        self._untouched: dict[int, tuple[int, range]] = {}
+        self._new: deque[range] = deque()
+        """Samples that were not started: batches, parts of them, and single samples."""
+        self._untouched: dict[int, int] = {}
         """Batches of which no sample was started, by their first sample."""
-        self._whole: dict[int, list[int]] = {}
-        self._next_strict = 0
-        self._samples = 0
-        self._batches = 0
-        self._completed = 0
-        self._resumed = 0
-        self._no_more = False
+        self._running: dict[int, bool] = {}
+        """Samples that workers have one by one, and whether they were resumed."""
+        self._whole: dict[int, range] = {}
+        """Batches all of whose samples one worker has."""
+        self._collating: set[int] = set()
+        """Batches all of whose samples are done."""
+        self._parked: deque[tuple[int, int]] = deque()
+        """With the number of batches that were complete by then."""
+        self._loose: deque[int] = deque()
+        """Samples that are done and in no batch, in order of arrival."""
+        self._homes: dict[int, int] = {}
+        """Batches by sample that was started, in strict order."""
+        self._open: dict[int, _OpenBatch] = {}
+        self._samples = self._batches = self._largest = self._resumed = self.completed = 0
+        self.is_ending = False
+        """Whether the sampler has ended."""
 
     def open_batch(self, size: int) -> range:
-        """Take on the next `size` samples of the sampler; return their numbers."""
-        samples = range(self._samples, self._samples + size)
-        rows = [Row(self._batches, row) for row in range(size)]
-        self._open[self._batches] = _Open(size)
-        self._untouched[self._samples] = self._batches, samples
+        """Add the next `size` samples of the sampler; return their numbers."""
+        number, samples = self._batches, range(self._samples, self._samples + size)
+        self._open[number] = _OpenBatch(size)
+        self._untouched[samples.start] = number
+        self._new.append(samples)
         self._batches += 1
         self._samples += size
-        self._new.extend(samples)
-        if self._order == "strict":
-            self._home.update(zip(samples, rows, strict=True))
-        else:
-            self._rows.extend(rows)
+        self._largest = max(self._largest, size)
         return samples
 
     def no_more(self) -> None:
         """Note that the sampler has ended."""
-        self._no_more = True
-
-    @property
-    def ending(self) -> bool:
-        """Whether the sampler has ended."""
-        return self._no_more
-
-    @property
-    def new(self) -> int:
-        """Samples that were not started."""
-        return len(self._new)
+        self.is_ending = True
 
     @property
     def parked(self) -> int:
@@ -119,139 +85,129 @@ class Balancer:
 
     @property
     def running(self) -> int:
-        """Samples that workers hold."""
-        return len(self._states) - len(self._parked)
+        """Samples that workers have."""
+        return len(self._running) + sum(map(len, self._whole.values()))
 
     @property
-    def completed(self) -> int:
-        """Batches that were completed."""
-        return self._completed
+    def is_idle(self) -> bool:
+        """Whether no worker has or can be given a sample."""
+        return not (self._new or self._parked or self._running or self._whole)
 
     @property
     def over(self) -> bool:
-        """Whether every sample is in a batch that is whole, or has failed."""
-        return self._no_more and not (self._new or self._states or self._open or self._whole)
+        """Whether every batch is complete."""
+        return self.is_ending and self.is_idle and not (self._open or self._collating)
 
     @property
     def starving(self) -> bool:
-        """Whether no worker has or can be given a sample, and the sampler has more."""
-        return not (self._no_more or self._new or self._states)
+        """Whether the workers have nothing to do until the sampler gives more."""
+        return self.is_idle and not (self.is_ending or self._collating)
 
-    def next_task(self, *, may_start: bool = True) -> Start | Resume | None:
-        """Return what the next idle worker does, None where there is nothing; `may_start` allows new samples."""
+    def is_pending(self, batch: int) -> bool:
+        """Return whether a batch is not made yet."""
+        return batch in self._open or batch in self._whole or batch in self._collating
+
+    def next_work(self, *, may_start: bool = True, whole: bool = False, part: int = 1) -> Work | None:
+        """Return what the next idle worker does, None where there is nothing.
+
+        `may_start` allows new samples; with `whole` one worker gets all samples of a batch where that is possible, else
+        at most `part` of them.
+        """
         start = bool(self._new) and may_start
         if self._parked:
             _, since = self._parked[0]
-            overdue = self._completed - since >= self._max_wait
+            overdue = self.completed - since >= self._max_wait
             if overdue or not start or self._resumed < self._background:
                 sample, _ = self._parked.popleft()
-                self._states[sample] = _State.RESUMED
+                self._running[sample] = True
                 self._resumed += 1
-                return Resume(sample)
+                return Work((sample,))
         if not start:
             return None
-        sample = self._new.popleft()
-        self._untouched.pop(sample, None)
-        self._states[sample] = _State.RUNNING
-        return Start(sample, self._home.get(sample))
+        samples = self._new.popleft()
+        number = self._untouched.pop(samples.start, NO_BATCH)
+        whole = (whole and not self._parked) or len(samples) == 1
+        # In order of arrival a short batch, the last one, is of the samples that are left over.
+        if number != NO_BATCH and whole and (self._order == "strict" or len(samples) == self._largest):
+            del self._open[number]
+            self._whole[number] = samples
+            return Work(samples, number)
+        if number != NO_BATCH and self._order == "strict":
+            self._homes.update(dict.fromkeys(samples, number))
+        if len(samples) > part:
+            self._new.appendleft(samples[part:])
+        self._running.update(dict.fromkeys(samples[:part], False))
+        return Work(samples[:part])
 
-    def next_bundle(self) -> Bundle | None:
-        """Return the batch that a worker makes by itself, None where the next sample is none of an untouched batch.
+    def next_batch(self) -> Work | None:
+        """Return a batch whose samples are all done, for a worker to collate; None where there is none.
 
-        Its samples have their rows from the beginning.
+        A batch is short where samples have failed, and left out where nothing is left of it.
         """
-        if self._parked or not self._new or self._new[0] not in self._untouched:
-            return None
-        batch, samples = self._untouched[self._new[0]]
-        if self._order == "arrival":
-            if not self._rows or self._rows[0] != (batch, 0):
+        if self._order == "strict":
+            found = map(self._collate_whole, list(self._open))
+            return next((work for work in found if work is not None), None)
+        # Nothing more comes: the samples left are the last batch.
+        ended = self.is_ending and self.is_idle
+        for number in sorted(self._open):
+            size = self._open[number].size
+            if len(self._loose) < size and not ended:
                 return None
-            for sample in samples:
-                self._home[sample] = self._rows.popleft()
-        del self._untouched[samples[0]]
-        for sample in samples:
-            self._new.popleft()
-            self._states[sample] = _State.RUNNING
-        return Bundle(batch, samples)
-
-    def finish_bundle(self, bundle: Bundle) -> None:
-        """Note that a batch is whole that one worker has made."""
-        for row, sample in enumerate(bundle.samples):
-            self._leave(sample)
-            del self._home[sample]
-            self._open[bundle.batch].filled[row] = sample
-        self._complete(bundle.batch)
-
-    def give_back(self, samples: range) -> None:
-        """Undo a part of a bundle that its worker has not started."""
-        for sample in reversed(samples):
-            self._leave(sample)
-            self._new.appendleft(sample)
-
-    def take_row(self) -> Row:
-        """Return the next row, for the sample that is done first; there is one for each that was started."""
-        return self._rows.popleft()
+            work = self._collate(number, [self._loose.popleft() for _ in range(min(size, len(self._loose)))])
+            if work is not None:
+                return work
+        return None
 
     def park(self, sample: int) -> None:
         """Put a slow sample that its worker has handed over in the temp queue."""
         self._leave(sample)
-        self._states[sample] = _State.PARKED
-        self._parked.append((sample, self._completed))
+        self._parked.append((sample, self.completed))
 
-    def finish(self, sample: int, row: Row) -> None:
-        """Put a sample that is done in its row; raise ValueError for a row that is taken."""
+    def finish(self, sample: int) -> None:
+        """Note that a sample is done, or that its failure is to be the batch's."""
         self._leave(sample)
-        self._home.pop(sample, None)
-        batch = self._open[row.batch]
-        if row.row in batch.filled:
-            raise ValueError(f"sample {sample}: row {row} is taken by sample {batch.filled[row.row]}")
-        batch.filled[row.row] = sample
-        self._complete_if_whole(row.batch)
-
-    def home(self, sample: int) -> Row | None:
-        """Return the row that a sample has from the beginning, in strict order."""
-        return self._home.get(sample)
+        if self._order == "strict":
+            self._open[self._homes.pop(sample)].done.append(sample)
+        else:
+            self._loose.append(sample)
 
     def fail(self, sample: int) -> None:
-        """Note that a sample has failed: in strict order its row stays empty, else another takes it."""
+        """Note that a sample has failed: in strict order its batch is short by it, else another takes its place."""
         self._leave(sample)
-        row = self._home.pop(sample, None)
-        if row is not None:
-            self._open[row.batch].failed += 1
-            self._complete_if_whole(row.batch)
+        if self._order == "strict":
+            self._open[self._homes.pop(sample)].size -= 1
 
-    def next_batch(self) -> tuple[int, list[int]] | None:
-        """Return a batch's number and its samples by row, None where no batch is whole.
+    def give_back(self, sample: int) -> None:
+        """Undo the start of a sample that its worker has not started."""
+        self._leave(sample)
+        self._new.appendleft(range(sample, sample + 1))
 
-        A batch is short where samples have failed, and left out where nothing is left of it.
-        """
-        if self._order == "arrival" and self._no_more and not (self._new or self._states):
-            # Every sample has its row, so a row that is not filled by now is never filled.
-            for number in list(self._open):
-                self._complete(number)
-        while self._whole:
-            number = self._next_strict if self._order == "strict" else next(iter(self._whole))
-            if number not in self._whole:
-                return None
-            self._next_strict += 1
-            samples = self._whole.pop(number)
-            if samples:
-                return number, samples
-        return None
+    def break_up(self, batch: int) -> None:
+        """Note that the samples of a batch that one worker has come one by one after all."""
+        samples = self._whole.pop(batch)
+        self._open[batch] = _OpenBatch(len(samples))
+        self._running.update(dict.fromkeys(samples, False))
+        if self._order == "strict":
+            self._homes.update(dict.fromkeys(samples, batch))
+
+    def complete(self, batch: int) -> None:
+        """Note that a batch is made, or has failed as a whole."""
+        self._collating.discard(batch)
+        self._whole.pop(batch, None)
+        self.completed += 1
+
+    def _collate_whole(self, number: int) -> Work | None:
+        batch = self._open[number]
+        return self._collate(number, sorted(batch.done)) if len(batch.done) == batch.size else None
+
+    def _collate(self, number: int, samples: Sequence[int]) -> Work | None:
+        del self._open[number]
+        if not samples:
+            return None
+        self._collating.add(number)
+        return Work(samples, number)
 
     def _leave(self, sample: int) -> None:
-        state = self._states.pop(sample, None)
-        if state is None or state is _State.PARKED:
-            raise ValueError(f"sample {sample}: no worker holds it")
-        if state is _State.RESUMED:
-            self._resumed -= 1
-
-    def _complete_if_whole(self, number: int) -> None:
-        batch = self._open[number]
-        if len(batch.filled) + batch.failed == batch.size:
-            self._complete(number)
-
-    def _complete(self, number: int) -> None:
-        filled = self._open.pop(number).filled
-        self._whole[number] = [filled[row] for row in sorted(filled)]
-        self._completed += 1
+        if sample not in self._running:
+            raise ValueError(f"sample {sample}: no worker has it")
+        self._resumed -= self._running.pop(sample)

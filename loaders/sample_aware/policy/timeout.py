@@ -6,7 +6,7 @@ many samples slow.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,7 +48,10 @@ class SlowTimeout:
         `fixed_s` sets the timeout for good.
         """
         self._warm_up, self._every, self._fixed_s = warm_up, every, fixed_s
-        self._last: deque[float] = deque(maxlen=max(window, warm_up))
+        self._window = max(window, warm_up)
+        self._last: npt.NDArray[np.float64] = np.empty(0)
+        self._added: list[float] = []
+        """Since the last adjustment."""
         self._samples = 0
         self._percentile = _USUAL
         self.timeout_s: float | None = fixed_s
@@ -57,15 +60,19 @@ class SlowTimeout:
         if fixed_s is not None:
             self.history.append(TimeoutChange(0, fixed_s, None, 0.0, "fixed"))
 
-    def add(self, seconds: float) -> bool:
-        """Add what one sample took, waits not counted; return whether the timeout has changed."""
-        self._samples += 1
+    def add(self, seconds: Sequence[float]) -> bool:
+        """Add what samples took, waits not counted; return whether the timeout has changed."""
+        before, self._samples = self._samples, self._samples + len(seconds)
         if self._fixed_s is not None:
             return False
-        self._last.append(seconds)
-        if self._samples < self._warm_up or (self._samples - self._warm_up) % self._every:
+        self._added += seconds
+        if self._rounds(before) == self._rounds(self._samples):
             return False
         return self._adjust()
+
+    def _rounds(self, samples: int) -> int:
+        """Return how often the timeout is adjusted until so many samples were measured."""
+        return 0 if samples < self._warm_up else 1 + (samples - self._warm_up) // self._every
 
     def is_slow(self, seconds: float) -> bool:
         """Return whether a sample that has taken so long is slow."""
@@ -73,7 +80,9 @@ class SlowTimeout:
 
     def _adjust(self) -> bool:
         # Sorted once, for NumPy's percentile takes ten times as long.
-        times = np.sort(np.fromiter(self._last, np.float64, len(self._last)))
+        self._last = np.concatenate((self._last, self._added))[-self._window :]
+        self._added = []
+        times = np.sort(self._last)
         usual_s, skewed_s = _percentile(times, _USUAL), _percentile(times, _SKEWED)
         wrong = (_above(times, usual_s) - _above(times, _SOON * usual_s)) / len(times)
         before, old_s = self._percentile, self.timeout_s

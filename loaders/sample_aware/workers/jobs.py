@@ -18,10 +18,12 @@ import torch
 from torch.utils.data import StackDataset, Subset, default_collate
 
 from loaders.base import Samples
-from loaders.pipeline import Item, Pipeline, apply_transform, sample_error
+from loaders.errors import LoaderError, SampleError
+from loaders.pipeline import Item, Pipeline, Tensors, apply_transform, sample_error
 from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
 from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import ExceptionWrapper, enter_worker, has_own_collations, outside_worker, worker_seed
+from loaders.shared.processor import collate_items
 
 SEED_MASK: Final = (1 << 63) - 1
 SAMPLE_STEP: Final = 0x9E3779B97F4A7C15
@@ -54,11 +56,13 @@ class Failure(NamedTuple):
         return self.error
 
 
-class Job(ABC):
-    """A sequence of stages; it is copied or pickled to every worker."""
+class SampleJob(ABC):
+    """A sequence of stages, and a collation; it is copied or pickled to every worker."""
 
-    collates: bool = False
-    """Whether `collate` makes batches in workers."""
+    @property
+    @abstractmethod
+    def stacks_in_place(self) -> bool:
+        """Whether a batch may share memory with its samples: the collation neither changes nor keeps them."""
 
     @property
     @abstractmethod
@@ -89,9 +93,9 @@ class Job(ABC):
         """Return what a worker sends of the last stage's partial sample."""
         return partial
 
+    @abstractmethod
     def collate(self, keys: Sequence[Value], samples: Sequence[Value]) -> Value:
-        """Return a batch of samples; raise NotImplementedError where `collates` is false."""
-        raise NotImplementedError
+        """Return a batch of samples."""
 
     @abstractmethod
     def failure(self, place: WorkerPlace, stage: str, key: Value, error: Exception) -> Failure:
@@ -103,11 +107,8 @@ class Job(ABC):
 
 
 @dataclass(frozen=True)
-class PipelineJob(Job):
-    """Reads, decodes and transforms the files of a dataset; keys are (epoch, sample id).
-
-    The consumer's process collates, because the batch's way to the device begins there.
-    """
+class PipelineJob(SampleJob):
+    """Reads, decodes and transforms the files of a dataset; keys are (epoch, sample id)."""
 
     samples: Samples
     pipeline: Pipeline
@@ -131,9 +132,24 @@ class PipelineJob(Job):
         """Return data and target, for the rest of the item is known."""
         return partial.data, partial.target
 
-    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int], error: Exception) -> Failure:
+    @property
+    def stacks_in_place(self) -> bool:
+        """Whether the pipeline is one of this project: one of the user's own may do anything with the samples."""
+        return str(self.pipeline.collate.__module__).startswith("loaders.")
+
+    def collate(self, keys: Sequence[tuple[int, int]], samples: Sequence[Value]) -> Tensors:
+        """Return the batch's tensors."""
+        items = [
+            Item(sample_id, self.seed, epoch, *sample) for (epoch, sample_id), sample in zip(keys, samples, strict=True)
+        ]
+        return collate_items(self.pipeline, self.samples, items)
+
+    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int] | None, error: Exception) -> Failure:
         """Return a SampleError that names the sample and the stage, with the traceback in its notes."""
-        failure = sample_error(self.samples, key[1], stage, error)
+        if key is None:
+            failure = error if isinstance(error, SampleError) else LoaderError(f"{stage} failed: {error}")
+        else:
+            failure = sample_error(self.samples, key[1], stage, error)
         failure.add_note("".join(traceback.format_exception(error)).rstrip())
         return Failure(failure, stage)
 
@@ -142,7 +158,7 @@ class PipelineJob(Job):
         return f"sample {key[1]} ({self.samples.path(key[1])})"
 
 
-class DatasetJob(Job):
+class DatasetJob(SampleJob):
     """Asks a map-style dataset for a sample, or for a whole batch of them, and applies transforms to it.
 
     Keys are (seed, index), or (seed, indices) with `by_batch`; a seed depends on the place in the epoch alone.
@@ -154,7 +170,7 @@ class DatasetJob(Job):
         transforms: Sequence[Callable[[Value], Value]],
         worker_init_fn: Callable[[int], None] | None,
         base_seed: int,
-        collate_fn: Callable[[Value], Value] | None = None,
+        collate_fn: Callable[[Value], Value],
         *,
         single: bool = False,
         by_batch: bool = False,
@@ -170,18 +186,24 @@ class DatasetJob(Job):
         self._collate_fn, self._single, self._by_batch = collate_fn, single or by_batch, by_batch
         self._seeded, self._roots = seeded, NO_ROOTS
         self._initial_seed = b""
-        self.collates = collate_fn is not None
+
+    @property
+    def stacks_in_place(self) -> bool:
+        """Whether the collation is torch's own."""
+        return is_default(self._collate_fn) and not self._single
 
     def collate(self, keys: Sequence[tuple[int, Value]], samples: Sequence[Value]) -> Value:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
-        assert self._collate_fn is not None
         if self._seeded:
             self._seed(keys[0][0] + len(self.stages))
-        given = samples[0] if self._single else samples
         if not is_default(self._collate_fn):
-            return self._collate_fn(given)
+            return self.apply_collation(samples)
         with outside_worker():
-            return self._collate_fn(given)
+            return self.apply_collation(samples)
+
+    def apply_collation(self, samples: Sequence[Value]) -> Value:
+        """Do the same with the random numbers of the process as they are."""
+        return self._collate_fn(samples[0] if self._single else samples)
 
     @property
     def stages(self) -> tuple[str, ...]:

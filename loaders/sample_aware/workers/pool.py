@@ -17,15 +17,16 @@ from typing import Final
 import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
-from loaders.sample_aware.ipc.messages import SLOT_BYTES, TASK_BYTES, Slot, Task, TaskKind
-from loaders.sample_aware.ipc.nontemporal_copy import open_library
-from loaders.sample_aware.workers.jobs import Job, WorkerPlace
-from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
+from loaders.sample_aware.ipc.messages import TASK_BYTES, TaskKind, TaskRecord
+from loaders.sample_aware.workers.jobs import SampleJob, WorkerPlace
+from loaders.sample_aware.workers.worker import Descriptor, WorkerEnds, run_worker
 from loaders.shared.threads import gc_frozen
 
 _GRACE_S: Final = 0.2
 """How long an idle worker may take to stop; one that is at work is ended then."""
 _ANSWER: Final = struct.Struct("<q")
+_LOOK: Final = TaskRecord(TaskKind.LOOK).pack()
+_STOP: Final = TaskRecord(TaskKind.STOP).pack()
 
 
 @dataclass(slots=True)
@@ -38,18 +39,18 @@ class _Member:
 
 
 class Pool:
-    """Processes that share a pipe of tasks, a pipe of rows and a pipe of reports.
+    """Processes that share a pipe of tasks, a pipe of batches to collate and a pipe of reports.
 
     `start` belongs to a thread of the consumer's, all else to the coordinator.
     """
 
-    def __init__(self, job: Job, context: BaseContext, arena: int) -> None:
+    def __init__(self, job: SampleJob, context: BaseContext, arena: int) -> None:
         self._job, self._context, self._arena = job, context, arena
         self._tasks_out, self._tasks = os.pipe()
-        self._rows_out, self._rows = os.pipe()
+        self._collations_out, self._collations = os.pipe()
+        os.set_blocking(self._collations_out, False)
         self.reports, self._reports_in = os.pipe()
-        self._tasks_back, self._rows_back = _twin(self._tasks_out), _twin(self._rows_out)
-        self._copy = open_library()
+        self._tasks_back = _twin(self._tasks_out)
         self._members: dict[int, _Member] = {}
         self.processes: list[BaseProcess] = []
         """The workers that were not asked to stop, and where they have all ended those that were the last."""
@@ -75,13 +76,12 @@ class Pool:
         Raises LoaderConfigError where the start method has to pickle what does not pickle.
         """
         worker, (answers_out, answers) = self._made, os.pipe()
-        ends = Ends(
+        ends = WorkerEnds(
             Descriptor(self._tasks_out),
-            Descriptor(self._rows_out),
+            Descriptor(self._collations_out),
             Descriptor(self._reports_in),
             Descriptor(answers_out),
             Descriptor(self._arena),
-            Descriptor(self._copy),
             os.getpid(),
         )
         process = self._context.Process(  # type: ignore[attr-defined]
@@ -113,35 +113,27 @@ class Pool:
         """Put tasks into the pipe, for the next idle worker."""
         _write_all(self._tasks, records)
 
-    def give_rows(self, records: Sequence[bytes]) -> None:
-        """Put rows into the pipe, for the worker that is done next."""
-        _write_all(self._rows, records)
+    def give_collations(self, records: Sequence[bytes]) -> None:
+        """Have batches collated that are done but for that, before other tasks."""
+        _write_all(self._collations, records)
+        # For workers that wait for a task already.
+        _write_all(self._tasks, [_LOOK] * len(records))
 
     def answer(self, worker: int, offset: int) -> None:
         """Send a worker the offset of its block."""
         os.write(self._members[worker].answers, _ANSWER.pack(offset))
 
-    def recall(self) -> list[Task]:
+    def recall(self) -> list[TaskRecord]:
         """Take back the tasks that no worker has taken."""
-        tasks = [Task.unpack(record) for record in _drain(self._tasks_back, TASK_BYTES)]
-        stops = [task for task in tasks if task.kind == TaskKind.STOP]
-        self.give([task.pack(b"") for task in stops])
-        return [task for task in tasks if task.kind != TaskKind.STOP]
-
-    def take_row(self) -> Slot | None:
-        """Take the next row, as a worker that is done would; None where there is none."""
-        with suppress(BlockingIOError):
-            return Slot.unpack(os.read(self._rows_back, SLOT_BYTES))
-        return None
-
-    def recall_rows(self) -> int:
-        """Take back the rows that no worker has taken; return how many there were."""
-        return len(_drain(self._rows_back, SLOT_BYTES))
+        records = [*_drain(self._tasks_back), *_drain(self._collations_out)]
+        self.give([record for record in records if record == _STOP])
+        tasks = map(TaskRecord.unpack, records)
+        return [task for task in tasks if task.kind == TaskKind.WORK]
 
     def shrink(self) -> None:
         """Ask whichever worker is idle first to stop."""
         self._working -= 1
-        self.give([Task(TaskKind.STOP, 0, 0, None).pack(b"")])
+        self.give([_STOP])
 
     def retire(self, worker: int) -> None:
         """Note that a worker has stopped as it was asked to."""
@@ -166,7 +158,7 @@ class Pool:
         self._closed = True
         members = list(self._members.values())
         with suppress(OSError):
-            self.give([Task(TaskKind.STOP, 0, 0, None).pack(b"")] * min(len(members), 256))
+            self.give([_STOP] * min(len(members), 256))
         deadline = time.monotonic() + _GRACE_S
         for end in ("terminate", "kill"):
             for member in members:
@@ -178,8 +170,8 @@ class Pool:
             member.process.join()
             self._forget(worker)
         for descriptor in (
-            self._tasks, self._tasks_out, self._tasks_back, self._rows, self._rows_out, self._rows_back,
-            self.reports, self._reports_in, self._copy,
+            self._tasks, self._tasks_out, self._tasks_back, self._collations, self._collations_out,
+            self.reports, self._reports_in,
         ):  # fmt: skip
             os.close(descriptor)
 
@@ -214,10 +206,10 @@ def _twin(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _drain(descriptor: int, size: int) -> list[bytes]:
+def _drain(descriptor: int) -> list[bytes]:
     """Read what is there, in competition with the workers: whole records, as they read them."""
     found = []
     with suppress(BlockingIOError):
-        while record := os.read(descriptor, size):
+        while record := os.read(descriptor, TASK_BYTES):
             found.append(record)
     return found

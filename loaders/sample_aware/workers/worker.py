@@ -1,51 +1,46 @@
-"""A worker process: takes the next task, runs its stages, parks a slow sample, and puts a finished one in its row."""
+"""A worker process: runs the samples of a task one by one, parks slow ones, and collates whole batches."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import select
 import signal
 import struct
 import threading
 import time
-import weakref
 from array import array
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import reduction
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
 
 from loaders.sample_aware.ipc.control_page import ControlPage, Roots
 from loaders.sample_aware.ipc.messages import (
-    IN_REPORT,
-    NO_ROW,
-    SLOT_BYTES,
+    NOWHERE,
     TASK_BYTES,
-    Report,
+    Place,
     ReportKind,
-    Slot,
-    Task,
     TaskKind,
+    TaskRecord,
     Value,
+    WorkerReport,
+    WorkItem,
     room,
-    unpack_key,
 )
-from loaders.sample_aware.ipc.nontemporal_copy import load_copy
-from loaders.sample_aware.ipc.serialize import Packed, Spec, copy_to, load, load_report, offsets, pack
-from loaders.sample_aware.workers.jobs import Job, WorkerPlace
+from loaders.sample_aware.ipc.serialize import PackedValue, aligned, copy_to, layout, load, pack, pack_rest
+from loaders.sample_aware.workers.jobs import SampleJob, WorkerPlace
+from loaders.sample_aware.workers.rows import MIN_BYTES, BatchRows, StackedInPlace
 
 _MIN_REST_NS: Final = 1_000_000
 """Remaining time of a slow sample below which parking it would cost more than it gains."""
 _MIN_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
-_PATIENCE: Final = 4
-"""By how many times a bundle may exceed what it usually takes, and by how much at least."""
-_MIN_PATIENCE_NS: Final = 50_000_000
+_PATIENCE_NS: Final = 500_000_000
+"""Time after which a worker leaves the samples of a task that it has not started to idle ones."""
+_TOGETHER: Final = 8
+"""Reports that are sent at once where they are short."""
 _ANSWER: Final = struct.Struct("<q")
 
 
@@ -60,17 +55,16 @@ def _received(sent: Value) -> Descriptor:
     return Descriptor(sent.detach())
 
 
-class Ends(NamedTuple):
+class WorkerEnds(NamedTuple):
     """The ends of the pipes that are a worker's, and the arena."""
 
     tasks: Descriptor
-    rows: Descriptor
+    collations: Descriptor
+    """Does not block: workers look at it before they wait for a task."""
     reports: Descriptor
     answers: Descriptor
     """This worker's own."""
     arena: Descriptor
-    copy: Descriptor
-    """The library to copy with; empty where there is none."""
     parent: int
     """Process id, with which the worker ends."""
 
@@ -79,7 +73,17 @@ class _Stale(Exception):
     """The epoch was ended."""
 
 
-def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
+class _Finished(NamedTuple):
+    """A sample after its last stage, in this worker or in another one before."""
+
+    item: WorkItem
+    result: Value
+    spent_ns: int
+    times: list[int]
+    """Of the stages that were run now."""
+
+
+def run_worker(ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
     """Work until asked to stop, or until the parent has ended."""
     _prepare_process(ends.parent)
     worker = _Worker(ends, job, place)
@@ -89,300 +93,247 @@ def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
         worker.give_up(error)
         return
     worker.begin(roots)
-    while record := os.read(ends.tasks, TASK_BYTES):
-        task = Task.unpack(record)
-        if task.kind == TaskKind.STOP:
-            worker.retire()
-            return
-        worker.do(task)
+    while (task := worker.next_task()).kind != TaskKind.STOP:
+        if task.kind == TaskKind.WORK:
+            worker.do(task)
+    worker.retire()
 
 
 class _Worker:
-    def __init__(self, ends: Ends, job: Job, place: WorkerPlace) -> None:
+    def __init__(self, ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
         self._ends, self._job, self._place = ends, job, place
         self._stages = job.stages
         self._map = mmap.mmap(ends.arena, 0)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._memory.numpy()
-        self._kept: dict[int, Callable[[], object]] = {}
-        """Functions that report that samples which a collation has kept are gone, by their blocks' offsets."""
         self._control = ControlPage(self._map)
-        self._move = load_copy(ends.copy)
         self._rooted = False
-        self._spec: Spec | None = None
         self._waiting = select.poll()
         self._waiting.register(ends.tasks, select.POLLIN)
-        self._hands_over = True
+        self._parks = True
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
+        self._out = range(0)
+        """The rest of the block for the task's results."""
+        self._reports: list[WorkerReport] = []
+        """On the task that is under way, sent when it is over."""
 
     def begin(self, roots: Roots) -> None:
         """Report that the worker has started."""
-        self._send(Report(ReportKind.READY, self._place.worker, 0, 0, payload=struct.pack("<3q", *roots)))
+        payload = struct.pack("<3q", *roots)
+        self._send(WorkerReport(ReportKind.READY, self._place.worker, place=Place(NOWHERE, 0, 0, payload)))
 
     def retire(self) -> None:
-        for let_go in list(self._kept.values()):
-            let_go()
-        self._send(Report(ReportKind.RETIRED, self._place.worker, 0, 0))
+        """Report that the worker stops as it was asked to."""
+        self._send(WorkerReport(ReportKind.RETIRED, self._place.worker))
 
     def give_up(self, error: Exception) -> None:
         """Report why the worker cannot start."""
-        failure = self._job.failure(self._place, "worker_init", None, error)
-        self._send_apart(Report(ReportKind.FAILED, self._place.worker, 0, -1), pack(failure))
+        failure = pack(self._job.failure(self._place, "worker_init", None, error))
+        self._send(self._put(WorkerReport(ReportKind.FAILED, self._place.worker), failure))
 
-    def do(self, task: Task) -> None:
-        """Run a sample until it is done, has failed, or is handed over; or make a batch."""
-        worker = self._place.worker
+    def next_task(self) -> TaskRecord:
+        """Wait for a task; batches that only have to be collated go before others."""
+        with suppress(BlockingIOError):
+            return TaskRecord.unpack(os.read(self._ends.collations, TASK_BYTES))
+        return TaskRecord.unpack(os.read(self._ends.tasks, TASK_BYTES))
+
+    def do(self, task: TaskRecord) -> None:
+        """Run the samples of a task, and make a batch of them where they are to be one and are all done."""
         if not self._rooted:
             self._rooted = True
             self._job.begin_samples(self._control.roots())
-        if task.kind == TaskKind.COLLATE:
-            self._make_batch(task)
-            return
-        if task.kind == TaskKind.BUNDLE:
-            self._run_bundle(task)
-            return
-        began = time.monotonic_ns()
-        self._control.workers.begin(worker, task.run, task.sample, task.stage, began - task.spent_ns)
+        # That of a batch may have rows, which nothing else may overwrite.
+        self._out = range(0) if task.collates else range(task.out, task.out + task.out_bytes)
         try:
-            self._run(task, began)
-        except _Stale:
-            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample))
-        finally:
-            self._control.workers.end(worker)
-
-    def _run(self, task: Task, began: int) -> None:
-        key = task.key
-        worker, stage, now, times, last = self._place.worker, task.stage, began, [], len(self._stages)
-        try:
-            partial = None
-            if task.kind == TaskKind.RESUME:
-                key, partial, state = self._resumed(task)
-                self._job.set_random_state(state)
+            items = task.read_items(self._map)
+            rows = self._rows(task, len(items))
+            finished = self._finish_samples(task, items, rows)
+            if task.collates and len(finished) == len(items):
+                self._collate(task, finished, rows)
             else:
-                key = self._input(task)
-            while stage < last:
-                partial = self._job.run(stage, key, partial)
+                self._report_apart(task, finished)
+        except _Stale:
+            pass
+        except Exception as error:
+            if not task.collates:
+                raise
+            self._fail(task, NOWHERE, "collate_fn", None, error)
+        finally:
+            self._control.workers.end(self._place.worker)
+        reports, self._reports = self._reports, []
+        if not reports:
+            reports = [WorkerReport(ReportKind.LEFT, self._place.worker, task.run, task.task)]
+        reports[-1] = reports[-1]._replace(is_last=True)
+        for first in range(0, len(reports), _TOGETHER):
+            self._send(*reports[first : first + _TOGETHER])
+
+    def _rows(self, task: TaskRecord, rows: int) -> BatchRows | None:
+        """Return the rows of a batch of large samples, whose collation may share their memory."""
+        if not task.collates or not self._job.stacks_in_place or task.out_bytes < rows * MIN_BYTES:
+            return None
+        return BatchRows(self._memory, task.out, task.out_bytes, rows)
+
+    def _finish_samples(self, task: TaskRecord, items: list[WorkItem], rows: BatchRows | None) -> list[_Finished]:
+        """Run samples to their end; those that are parked, fail or are left are missing in the list."""
+        finished = []
+        until = time.monotonic_ns() + _PATIENCE_NS
+        for number, item in enumerate(items):
+            if self._control.epoch != task.run:
+                raise _Stale
+            if number and time.monotonic_ns() > until and not self._others_wait():
+                break
+            done = self._stored(item) if item.stage == len(self._stages) else self._finish_sample(task, item)
+            if done is not None and rows is not None:
+                done = done._replace(result=rows.add(done.result))
+            if done is not None:
+                finished.append(done)
+        return finished
+
+    def _stored(self, item: WorkItem) -> _Finished:
+        """Return a sample that is done already; a copy where a collation may keep it, for its block is used again."""
+        assert item.place is not None
+        memory = self._bytes[item.place.block :]
+        return _Finished(item, load(item.place, memory, copy=not self._job.stacks_in_place), item.spent_ns, [])
+
+    def _finish_sample(self, task: TaskRecord, item: WorkItem) -> _Finished | None:
+        sample, key, stage, before_ns, place = item
+        last, job, table, worker = len(self._stages), self._job, self._control.workers, self._place.worker
+        began = now = time.monotonic_ns()
+        table.begin(worker, task.run, sample, stage, now - before_ns)
+        times: list[int] = []
+        partial = None
+        try:
+            if place is not None:
+                # A copy, for a transform may keep what it is given, and the block is used again.
+                partial, state = load(place, self._bytes[place.block :], copy=True)
+                job.set_random_state(state)
+            while True:
+                partial = job.run(stage, key, partial)
                 stage += 1
-                before, now = now, time.monotonic_ns()
-                times.append(now - before)
+                since, now = now, time.monotonic_ns()
+                times.append(now - since)
                 if stage == last:
-                    break
-                self._control.workers.at_stage(worker, stage)
-                spent_ns = now - began + task.spent_ns
-                if self._makes_way(task, stage, spent_ns):
-                    partly = _packed((key, partial, self._job.random_state()))
-                    if partly is None:
-                        self._hands_over = False
-                        continue
-                    report = Report(
-                        ReportKind.PARKED, worker, task.run, task.sample, NO_ROW, 0, spent_ns, task.stage, times
-                    )
-                    self._send_apart(report, partly, task)
-                    return
-            packed = pack(self._job.result(partial))
+                    return _Finished(item, job.result(partial), now - began + before_ns, times)
+                table.at_stage(worker, stage)
+                if self._control.epoch != task.run:
+                    raise _Stale
+                if place is None and self._makes_way(now - began, stage) and self._park(task, item, partial, times):
+                    return None
         except _Stale:
             raise
         except Exception as error:  # noqa: BLE001 - raised in the consumer's process
-            self._fail(task.run, task.sample, self._stages[stage] if stage < last else "hand-over", key, error)
-            return
-        self._done(task, times, now - began + task.spent_ns, packed)
+            self._fail(task, sample, self._stages[min(stage, last - 1)], key, error)
+            return None
 
-    def _resumed(self, task: Task) -> Value:
-        # Copied, for a transform may keep what it is given, and the block is used again.
-        return load(self._bytes, task.offset, task.nbytes, copy=True)
-
-    def _input(self, task: Task) -> Value:
-        return unpack_key(self._map[task.offset : task.offset + task.nbytes]) if task.key is None else task.key
-
-    def _fail(self, run: int, sample: int, stage: str, key: Value, error: Exception) -> None:
-        failure = self._job.failure(self._place, stage, key, error)
-        self._send_apart(Report(ReportKind.FAILED, self._place.worker, run, sample), pack(failure))
-
-    def _run_bundle(self, task: Task) -> None:
-        """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
-        control, table = self._control, self._control.workers
-        worker, stages = self._place.worker, range(len(self._stages))
-        samples: list[object] = []
-        times: list[list[int]] = []
-        keys, key, name = self._input(task), None, ""
-        now = time.monotonic_ns()
-        until = now + _PATIENCE * task.spent_ns + _MIN_PATIENCE_NS
-        try:
-            for number, key in enumerate(keys, task.sample):
-                if control.epoch != task.run:
-                    raise _Stale
-                if now > until and not self._waiting.poll(0):
-                    self._split_bundle(task, samples, times, len(keys))
-                    return
-                table.begin(worker, task.run, number, 0, now)
-                partial, took = None, []
-                for stage in stages:
-                    name = self._stages[stage]
-                    table.at_stage(worker, stage)
-                    partial = self._job.run(stage, key, partial)
-                    before, now = now, time.monotonic_ns()
-                    took.append(now - before)
-                times.append(took)
-                samples.append(self._job.result(partial))
-            key, name = None, "collate_fn"
-            packed = pack(self._job.collate(keys, samples), strides=True)
-            spent = array("q", map(sum, times))
-            self._send_apart(
-                Report(
-                    ReportKind.BATCH, worker, task.run, task.sample, task.batch, len(keys), sum(spent), 0,
-                    [sum(each) for each in zip(*times, strict=True)],
-                ),
-                packed, task, spent.tobytes(),
-            )  # fmt: skip
-        except _Stale:
-            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
-        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
-            with suppress(_Stale):
-                self._fail(task.run, task.sample, name, key, error)
-            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
-        finally:
-            table.end(worker)
-
-    def _split_bundle(self, task: Task, samples: list[object], times: list[list[int]], count: int) -> None:
-        """Give back the samples that were not started, and send the finished ones one by one."""
-        worker, done = self._place.worker, len(samples)
-        self._send(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
-        for row, (sample, took) in enumerate(zip(samples, times, strict=True)):
-            number = task.sample + row
-            try:
-                self._send_apart(
-                    Report(ReportKind.DONE, worker, task.run, number, task.batch, row, sum(took), 0, took), pack(sample)
-                )
-            except _Stale:
-                self._send(Report(ReportKind.DROPPED, worker, task.run, number))
-
-    def _make_batch(self, task: Task) -> None:
-        """Collate samples that lie apart."""
-        owners: list[tuple[weakref.ref[object], int]] = []
-        report = Report(ReportKind.BATCH, self._place.worker, task.run, task.sample, task.batch)
-        try:
-            if self._control.epoch != task.run:
-                raise _Stale
-            report = self._put(report, self._collated(task, owners), task)
-        except _Stale:
-            report = report._replace(kind=ReportKind.DROPPED)
-        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
-            failure = pack(self._job.failure(self._place, "collate_fn", None, error))
-            try:
-                report = self._put(report._replace(kind=ReportKind.FAILED), failure)
-            except _Stale:
-                report = report._replace(kind=ReportKind.DROPPED)
-        self._report_kept(owners)
-        self._send(report)
-
-    def _collated(self, task: Task, owners: list[tuple[weakref.ref[object], int]]) -> Packed:
-        keys, parts = self._input(task)
-        samples = []
-        for place, payload in parts:
-            if place is None:
-                samples.append(load_report(payload))
-                continue
-            begin, size, at, nbytes = place
-            memory = np.frombuffer(self._map, np.uint8, size, begin)
-            owners.append((weakref.ref(memory), begin))
-            samples.append(load(memory, at - begin, nbytes, copy=False))
-        return pack(self._job.collate(keys, samples), strides=True)
-
-    def _report_kept(self, owners: Sequence[tuple[weakref.ref[object], int]]) -> None:
-        """Have the memory of samples kept to which the collation has kept a reference, until that is gone."""
-        for owner, begin in owners:
-            memory = owner()
-            if memory is not None:
-                self._send(Report(ReportKind.KEPT, self._place.worker, 0, 0, offset=begin))
-                self._kept[begin] = weakref.finalize(memory, self._let_go, begin)
-
-    def _let_go(self, begin: int) -> None:
-        del self._kept[begin]
-        self._send(Report(ReportKind.LET_GO, self._place.worker, 0, 0, offset=begin))
-
-    def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
+    def _makes_way(self, spent_ns: int, stage: int) -> bool:
         """Return whether a slow sample makes way for one that waits; where none waits, it goes on in place."""
-        if self._control.epoch != task.run:
-            raise _Stale
-        if not self._hands_over or task.kind == TaskKind.RESUME or task.batch != NO_ROW:
-            return False
         min_rest_ns = max(_MIN_REST_NS, spent_ns // _MIN_REST_SHARE)
-        return self._control.worth_parking(spent_ns, stage, min_rest_ns) and bool(self._waiting.poll(0))
+        return self._parks and self._control.worth_parking(spent_ns, stage, min_rest_ns) and self._others_wait()
 
-    def _done(self, task: Task, times: Sequence[int], spent_ns: int, packed: Packed) -> None:
-        row = self._row(task)
-        in_row = self._fits_row(row, packed, len(times))
-        report = Report(
-            ReportKind.DONE, self._place.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times,
-            payload=packed.payload if in_row else b"",
-        )  # fmt: skip
-        if not in_row:
-            self._send_apart(report, packed, task)
-            return
-        begins, _ = offsets(packed.spec, row.rows)
-        for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-            copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values, self._move)
-        self._send(report)
+    def _others_wait(self) -> bool:
+        return bool(self._waiting.poll(0))
 
-    def _fits_row(self, row: Slot, packed: Packed, stages: int) -> bool:
-        """Return whether the sample's tensors are those that the row is for, and the rest fits into a report."""
-        if row.base < 0:
-            return False
-        if self._spec is None:
-            self._spec = self._control.spec()
-        return packed.spec == self._spec and len(packed.payload) <= room(stages)
+    def _park(self, task: TaskRecord, item: WorkItem, partial: Value, times: list[int]) -> bool:
+        """Report a partial sample that another worker may go on with; return False where it cannot leave the process.
 
-    def _row(self, task: Task) -> Slot:
-        if task.batch != NO_ROW:
-            return Slot(task.run, task.batch, task.base, task.row, task.rows)
-        if self._control.epoch != task.run:
-            raise _Stale
-        while True:
-            row = Slot.unpack(os.read(self._ends.rows, SLOT_BYTES))
-            if row.run == task.run:
-                return row
-            if row.run > task.run:
-                self._send(Report(ReportKind.ROW_BACK, self._place.worker, row.run, 0, row.batch, row.row))
-                raise _Stale
-
-    def _send_apart(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> None:
-        self._send(self._put(report, packed, task, end))
-
-    def _put(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> Report:
-        """Return a report with everything in a block: tensors first, then the rest and how the tensors lie, `end` last.
-
-        The block is the task's spare one where that is large enough.
+        It cannot where it contains an open file, for example.
         """
-        begins, tensors = offsets(packed.spec)
-        rest = pickle.dumps((packed.payload, packed.spec), pickle.HIGHEST_PROTOCOL)
-        short = not packed.spec and len(rest) <= room(len(report.stage_ns))
-        if short and report.kind != ReportKind.PARKED and not end:
-            return report._replace(payload=rest, offset=IN_REPORT)
-        nbytes = tensors + len(rest) + len(end)
-        fits = task is not None and nbytes <= task.spare_nbytes
-        block = task.spare if task is not None and fits else self._block(report.run, nbytes)
-        for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-            copy_to(self._memory, block + begin, leaf, values, self._move)
-        self._map[block + tensors : block + nbytes] = rest + end
-        return report._replace(offset=block + tensors, nbytes=len(rest))
+        try:
+            packed = pack((partial, self._job.random_state()))
+        except Exception:  # noqa: BLE001 - pickling raises whatever the objects do
+            self._parks = False
+            return False
+        self._report(ReportKind.PARKED, task, item.sample, packed, sum(times), 0, times)
+        return True
 
-    def _block(self, run: int, nbytes: int) -> int:
-        self._send(Report(ReportKind.NEED, self._place.worker, run, 0, nbytes=nbytes))
+    def _fail(self, task: TaskRecord, sample: int, stage: str, key: Value, error: Exception) -> None:
+        self._report(ReportKind.FAILED, task, sample, pack(self._job.failure(self._place, stage, key, error)))
+
+    def _report_apart(self, task: TaskRecord, finished: list[_Finished]) -> None:
+        """Report samples that are done one by one, for a batch that is made of them and others."""
+        for item, result, spent_ns, times in finished:
+            try:
+                packed = pack(result)
+            except Exception as error:  # noqa: BLE001 - raised in the consumer's process
+                self._fail(task, item.sample, "hand-over", item.key, error)
+                continue
+            self._report(ReportKind.DONE, task, item.sample, packed, spent_ns, item.stage, times)
+
+    def _report(
+        self,
+        kind: ReportKind,
+        task: TaskRecord,
+        sample: int,
+        packed: PackedValue,
+        spent_ns: int = 0,
+        stage: int = 0,
+        times: list[int] | None = None,
+    ) -> None:
+        report = WorkerReport(kind, self._place.worker, task.run, task.task, sample, spent_ns, stage, times or ())
+        self._reports.append(self._put(report, packed))
+
+    def _collate(self, task: TaskRecord, finished: list[_Finished], rows: BatchRows | None) -> None:
+        keys, samples = [one.item.key for one in finished], [one.result for one in finished]
+        self._control.workers.end(self._place.worker)
+        try:
+            with StackedInPlace(rows.regions) if rows is not None and rows.regions else nullcontext():
+                batch = self._job.collate(keys, samples)
+            packed = pack(batch, strides=True)
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
+            self._fail(task, NOWHERE, "collate_fn", None, error)
+            return
+        self._out = range(task.out, task.out + task.out_bytes)
+        first = min(one.item.stage for one in finished)
+        ran = [one.times for one in finished if one.times]
+        spent = array("q", [one.spent_ns for one in finished])
+        report = WorkerReport(
+            ReportKind.BATCH, self._place.worker, task.run, task.task, spent_ns=sum(spent),
+            first_stage=first, stage_ns=[sum(each) for each in zip(*ran, strict=True)],
+        )  # fmt: skip
+        self._reports.append(self._put(report, packed, rows, spent.tobytes()))
+
+    def _put(
+        self, report: WorkerReport, packed: PackedValue, rows: BatchRows | None = None, end: bytes = b""
+    ) -> WorkerReport:
+        """Return a report with a place: a block with the tensors, the rest, and `end`; or the report itself for short.
+
+        The block is the task's own where that is large enough and not used yet.
+        """
+        if not packed.spec and not end:
+            rest = pack_rest(packed, ())
+            if len(rest) <= room(len(report.stage_ns)):
+                return report._replace(place=Place(NOWHERE, 0, 0, rest))
+        there: list[int] = []
+        begins, tensors = layout(packed.spec)
+        if rows is not None and rows.end:
+            begins, there, tensors = rows.begins(packed)
+        rest = pack_rest(packed, begins)
+        nbytes = tensors + len(rest) + len(end)
+        block = self._out.start
+        if nbytes <= len(self._out):
+            self._out = self._out[aligned(nbytes) :]
+        else:
+            block, there = self._ask_for_block(report, nbytes), []
+        for number, (begin, leaf, values) in enumerate(zip(begins, packed.spec, packed.leaves, strict=True)):
+            if number not in there:
+                copy_to(self._memory, block + begin, leaf, values)
+        self._map[block + tensors : block + nbytes] = rest + end
+        return report._replace(place=Place(block, tensors, len(rest)))
+
+    def _ask_for_block(self, report: WorkerReport, nbytes: int) -> int:
+        place = Place(NOWHERE, 0, nbytes)
+        self._send(WorkerReport(ReportKind.NEED, self._place.worker, report.run, report.task, place=place))
         (offset,) = _ANSWER.unpack(os.read(self._ends.answers, _ANSWER.size))
         if offset < 0:
             raise _Stale
         return int(offset)
 
-    def _send(self, report: Report) -> None:
-        os.write(self._ends.reports, report.pack())
-
-
-def _packed(partial: object) -> Packed | None:
-    """Pack a partial sample; None where it contains a value that cannot leave the process, such as an open file."""
-    try:
-        return pack(partial)
-    except Exception:  # noqa: BLE001 - pickling raises whatever the objects do
-        return None
+    def _send(self, *reports: WorkerReport) -> None:
+        records = [report.pack() for report in reports]
+        if sum(map(len, records)) <= select.PIPE_BUF:
+            records = [b"".join(records)]
+        for record in records:
+            os.write(self._ends.reports, record)
 
 
 def _prepare_process(parent: int) -> None:

@@ -105,13 +105,6 @@ def test_a_collation_gives_what_it_gives_with_torch(collate_fn):
         assert plain(mine) == plain(expected)
 
 
-def test_in_order_of_arrival_every_sample_comes_once_and_unchanged():
-    loader = SampleAwareDataLoader(Rows(), BATCH, shuffle=True, num_workers=2, collate_fn=stack_twice)
-    batches = list(loader)
-    clean, noisy = (torch.cat(each) for each in zip(*batches, strict=True))
-    assert sorted(clean[:, 0, 0].tolist()) == list(range(COUNT)) and torch.equal(noisy, clean + 1000)
-
-
 def test_what_is_twice_in_a_sample_is_two_tensors_of_the_batch():
     for batch in SampleAwareDataLoader(Rows(), BATCH, shuffle=True, num_workers=2):
         once, twice = batch[1], batch[2]

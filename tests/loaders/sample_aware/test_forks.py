@@ -140,19 +140,3 @@ def test_a_child_has_no_blocks_of_its_parent_to_change(arena):
     # Another thread may lend blocks while the process forks: the child must not take their pages from the parent.
     assert fork(lambda: len(_LENT)) == 0
     assert int(view.min()) == 3
-
-
-def test_memory_that_outlives_the_arena_is_kept_by_a_child_too():
-    arena = Arena(1 << 30, 4096)
-    view, _ = lend(arena, 7)
-    arena.close()
-    ready, go = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(go)
-        os.read(ready, 1)
-        os._exit(int(view.min()))
-    del view
-    gc.collect()
-    os.close(ready), os.close(go)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -51,11 +51,6 @@ class Seeds(Numbers):
         return torch.initial_seed(), torch.rand(()).item(), random.random(), np.random.rand()
 
 
-class Nested(Numbers):
-    def __getitem__(self, index):
-        return torch.nested.nested_tensor([torch.ones(2), torch.ones(index + 1)])
-
-
 class Failing(Numbers):
     def __getitem__(self, index):
         if index % 6 == 0:
@@ -167,13 +162,6 @@ def test_the_iterator_has_a_length_and_its_workers_as_trainers_ask_for_them(kind
 
 
 @both
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_come_through(kind):
-    found = [sample for batch in kind(Nested(4), 2, num_workers=1, collate_fn=as_given) for sample in batch]
-    assert [[len(part) for part in sample.unbind()] for sample in found] == [[2, 1], [2, 2], [2, 3], [2, 4]]
-
-
-@both
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_pickles_and_copies(kind, workers):
     loader = kind(Numbers(), 5, num_workers=workers, collate_fn=as_given)
@@ -220,17 +208,6 @@ def test_an_iterable_dataset_is_served_as_torch_serves_it(kind, recwarn):
 def test_an_iterable_dataset_with_what_it_cannot_have_is_refused():
     with pytest.raises(LoaderConfigError, match=r"Stream .*transforms, order"):
         SampleAwareDataLoader(Stream(), transforms=[double], order="arrival")
-    with (
-        pytest.warns(UserWarning, match="Stream "),
-        pytest.raises(LoaderConfigError, match="keep its state in the dataset"),
-    ):
-        SampleAwareDataLoader(Stream()).state_dict()
-
-
-@both
-def test_too_many_workers_are_warned_of(kind):
-    with pytest.warns(UserWarning, match="suggested max number of worker"):
-        kind(Numbers(), num_workers=1000)
 
 
 @ours

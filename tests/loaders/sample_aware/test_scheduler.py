@@ -54,16 +54,6 @@ def test_bounds_that_cannot_be_are_refused_by_name(least, most):
         Scheduler(least, most)
 
 
-def test_a_queue_that_holds_more_than_it_may_is_full():
-    assert Scheduler(1, 64).decide(8, queued=30, queue_size=10, cpu=0.7).queue == 1.0
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 1.1])
-def test_a_moving_average_without_a_weight_is_refused(smoothing):
-    with pytest.raises(LoaderConfigError, match=f"smoothing={smoothing}"):
-        Scheduler(1, 4, smoothing=smoothing)
-
-
 def test_as_many_workers_as_processors_are_never_fewer_than_there_are_at_first():
     options = PolicyOptions(min_workers=1, max_workers="cores")
     cores = len(os.sched_getaffinity(0))

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from loaders.sample_aware.coordinator.collator import StackedInPlace
 from loaders.sample_aware.ipc.arena import Arena
-from loaders.sample_aware.ipc.serialize import copy_to, load, offsets, pack, rows_of, unpack
+from loaders.sample_aware.ipc.messages import Place
+from loaders.sample_aware.ipc.serialize import copy_to, layout, load, pack, pack_rest, unpack
+from loaders.sample_aware.workers.rows import BatchRows, StackedInPlace
 
 
 @dataclass
@@ -61,18 +62,16 @@ def same(a, b):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_comes_back_as_it_was(name):
-    import pickle
-
     sample = SAMPLES[name]
     packed = pack(sample)
-    begins, total = offsets(packed.spec)
-    rest = pickle.dumps((packed.payload, packed.spec))
-    memory = torch.zeros(64 + total + len(rest), dtype=torch.uint8)
+    begins, total = layout(packed.spec)
+    rest = pack_rest(packed, begins)
+    memory = torch.zeros(total + len(rest), dtype=torch.uint8)
     for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-        copy_to(memory, 64 + begin, leaf, values)
-    memory[64 + total :] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+        copy_to(memory, begin, leaf, values)
+    memory[total:] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
     for copy in (True, False):
-        same(load(memory.numpy(), 64 + total, len(rest), copy=copy), sample)
+        same(load(Place(0, total, len(rest)), memory.numpy(), copy=copy), sample)
 
 
 def test_tensors_are_not_pickled():
@@ -104,15 +103,6 @@ def test_a_block_comes_back_when_nothing_refers_to_it_and_is_used_again(arena):
     del view
     assert arena.collect() and arena.live == 0
     assert arena.allocate(100_001).offset == block.offset
-
-
-def test_a_smaller_block_takes_a_free_one_s_place_and_a_much_smaller_one_does_not(arena):
-    whole = arena.allocate(256 << 10)
-    arena.free(whole)
-    less = arena.allocate(200 << 10)
-    assert less.offset == whole.offset
-    arena.free(less)
-    assert arena.allocate(100 << 10).offset != whole.offset
 
 
 def test_what_is_free_beyond_the_bound_gives_its_pages_back(arena):
@@ -150,33 +140,33 @@ def test_bytes_ahead_are_those_that_the_consumer_does_not_hold(arena):
     assert arena.ahead == 0
 
 
-def rows(count, array=False):
-    """So many samples in rows of one memory, and the regions of it."""
-    samples = [{"x": torch.full((2, 3), float(k)), "y": np.full(2, k)} for k in range(count)]
-    spec = pack(samples[0]).spec
-    begins, total = offsets(spec, count)
-    memory = torch.zeros(total, dtype=torch.uint8)
-    for k, sample in enumerate(samples):
-        packed = pack(sample)
-        for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-            copy_to(memory, begin + k * leaf.nbytes, leaf, values)
-    leaves = [rows_of(memory.numpy(), begin, leaf, count) for begin, leaf in zip(begins, spec, strict=True)]
-    found = [unpack(pack(sample).payload, [leaf[k] for leaf in leaves]) for k, sample in enumerate(samples)]
-    return memory, [torch.as_tensor(leaf) for leaf in leaves], found, samples
-
-
 def test_a_stack_of_rows_is_the_memory_that_they_lie_in():
-    memory, regions, found, samples = rows(5)
+    samples = [{"x": torch.full((2, 3), float(k)), "y": np.full(2, k)} for k in range(5)]
     expected = default_collate(samples)
-    with StackedInPlace(regions):
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    rows = BatchRows(memory, 64, 1024, 5)
+    found = [rows.add(sample) for sample in samples]
+    same(found, samples)
+    with StackedInPlace(rows.regions):
         batch = default_collate(found)
-    with StackedInPlace(regions):
+    with StackedInPlace(rows.regions):
         part = torch.stack([sample["x"] for sample in found[:3]])
         other = torch.stack([sample["x"] for sample in found[::-1]])
         along = torch.stack([sample["x"] for sample in found], 1)
-    begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
+    first, end = memory.data_ptr() + 64, memory.data_ptr() + 64 + rows.end
     for key in ("x", "y"):
-        assert torch.equal(batch[key], expected[key]) and begin <= batch[key].data_ptr() < end
-    assert torch.equal(part, expected["x"][:3]) and begin <= part.data_ptr() < end
-    assert torch.equal(other, expected["x"].flip(0)) and not begin <= other.data_ptr() < end
+        assert torch.equal(batch[key], expected[key]) and first <= batch[key].data_ptr() < end
+    assert torch.equal(part, expected["x"][:3]) and first <= part.data_ptr() < end
+    assert torch.equal(other, expected["x"].flip(0)) and not first <= other.data_ptr() < end
     assert torch.equal(along, expected["x"].transpose(0, 1))
+    begins, there, _ = rows.begins(pack({"new": torch.zeros(9), **batch}))
+    assert there == [1, 2] and begins[0] >= rows.end
+
+
+def test_samples_that_fit_into_no_row_stay_as_they_are():
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    rows, large = BatchRows(memory, 0, 2048, 4), torch.ones(1024)
+    assert rows.add(large) is large and not rows.regions
+    rows = BatchRows(memory, 0, 2048, 4)
+    rows.add(torch.ones(3))
+    assert rows.add(large) is large

@@ -87,7 +87,7 @@ def test_every_sample_may_be_slow(make, step):
 
 
 def test_one_that_never_ends_holds_up_neither_the_other_batches_nor_the_end(make, hang):
-    with make(41, [hang("Step", {3: 0.0})]) as loader:
+    with make(41, [hang("Step", {3: 0.0}, 0.03)]) as loader:
         epoch = loader.epoch(0)
         ids = ids_of(next(epoch) for _ in range(10))
         assert len(ids) == 40 and 3 not in ids
@@ -120,16 +120,6 @@ def test_epochs_broken_off_in_the_middle_leave_nothing_to_the_next(make, step):
         assert Counter(ids_of(batches)) == Counter(range(60))
         for batch in batches:
             check(batch)
-
-
-def test_two_loaders_at_once_do_not_meet(make, step):
-    with make(40, [step("A", HEAVY)]) as one, make(30, [step("B")]) as other:
-        found = [], []
-        epochs = one.epoch(0), other.epoch(0)
-        for _ in range(10):
-            for ids, epoch in zip(found, epochs, strict=True):
-                ids.extend(ids_of(batch for batch in [next(epoch, None)] if batch is not None))
-    assert Counter(found[0]) == Counter(range(40)) and Counter(found[1]) == Counter(range(30))
 
 
 def test_memory_ahead_is_bounded_in_bytes(make, make_samples, timed):

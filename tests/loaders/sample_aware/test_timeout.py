@@ -13,7 +13,7 @@ from loaders.sample_aware.policy.timeout import SlowTimeout
 def fed(times, **options):
     timeout = SlowTimeout(**options)
     for seconds in times:
-        timeout.add(float(seconds))
+        timeout.add([float(seconds)])
     return timeout
 
 
@@ -28,7 +28,7 @@ def speech(count, heavy_s, seed=0):
 def test_nothing_is_slow_while_the_warm_up_lasts():
     timeout = fed([1.0] * 31, warm_up=32)
     assert timeout.timeout_s is None and not timeout.is_slow(1e9)
-    timeout.add(1.0)
+    timeout.add([1.0])
     assert timeout.timeout_s == 1.0 and timeout.is_slow(1.1)
 
 
@@ -90,16 +90,16 @@ def test_samples_that_end_soon_after_the_timeout_are_slow_for_nothing(slow_s, pe
 
 def test_who_adds_a_time_is_told_whether_the_timeout_is_another_now():
     timeout = SlowTimeout(warm_up=32, every=50, window=32)
-    assert [k for k in range(132) if timeout.add(1.0)] == [31]
-    assert [k for k in range(50) if timeout.add(1.2)] == [49]
+    assert [k for k in range(132) if timeout.add([1.0])] == [31]
+    assert [k for k in range(50) if timeout.add([1.2])] == [49]
     fixed = SlowTimeout(warm_up=2, fixed_s=1.0)
-    assert not any(fixed.add(2.0) for _ in range(100))
+    assert not any(fixed.add([2.0]) for _ in range(100))
     assert [(change.samples, change.slow_share) for change in fixed.history] == [(0, 0.0)]
 
 
 def test_the_history_leaves_out_changes_of_less_than_a_twentieth():
     timeout = fed([1.0] * 32, warm_up=32, every=32, window=32)
     for seconds, lines in ((1.04, 1), (1.08, 1), (1.15, 2), (1.05, 3)):
-        changed = [timeout.add(seconds) for _ in range(32)]
+        changed = [timeout.add([seconds]) for _ in range(32)]
         assert changed[-1] and timeout.timeout_s == seconds
         assert len(timeout.history) == lines

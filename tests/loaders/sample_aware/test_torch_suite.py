@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 SPEC = importlib.util.spec_from_file_location("torch_suite", Path(__file__).with_name("torch_suite.py"))
 assert SPEC is not None and SPEC.loader is not None

@@ -15,9 +15,9 @@ from loaders import SampleAwareDataLoader
 
 pytestmark = pytest.mark.process
 
-COUNT, BATCH = 96, 8
-PACES_S = pytest.mark.parametrize("pace_s", [0.0, 0.005], ids=["by_one", "by_all"])
-"""What a sample takes: so little that one worker makes a whole batch, or so much that all of them do."""
+COUNT, BATCH = 72, 8
+PACES_S = pytest.mark.parametrize("pace_s", [0.0, 0.013], ids=["by_one", "by_all"])
+"""What a sample takes: so little that one worker makes a whole batch, or so much that all of them share it."""
 
 
 class Lengths(Dataset):
@@ -52,10 +52,6 @@ def pad(samples):
     return pad_sequence(samples, batch_first=True)
 
 
-def by_index(samples):
-    return {int(one[0]): one for one in samples}
-
-
 def tell_who(samples):
     info = get_worker_info()
     return info.id, info.num_workers, len(info.dataset), os.getpid(), [int(one[0]) for one in samples]
@@ -78,26 +74,15 @@ class Collator:
         return all(torch.equal(a, b) for before, copies in self.kept for a, b in zip(before, copies, strict=True))
 
 
-class LastOne:
-    """Gives the batch before, which it has kept."""
-
-    def __init__(self) -> None:
-        self.last = None
-
-    def __call__(self, samples):
-        last, self.last = self.last, samples
-        return last, [int(one[0]) for one in samples]
-
-
 @PACES_S
-@pytest.mark.parametrize("collate_fn", [pad, list, by_index], ids=["pad", "list", "dict"])
+@pytest.mark.parametrize("collate_fn", [pad, list])
 @pytest.mark.parametrize("order", ["strict", "arrival"])
 def test_batches_of_varying_length_hold_what_torch_s_hold(pace_s, collate_fn, order):
     ours = list(SampleAwareDataLoader(Lengths(pace_s), BATCH, num_workers=2, collate_fn=collate_fn, order=order))
     theirs = list(DataLoader(Lengths(), BATCH, collate_fn=collate_fn))
 
     def rows(batches):
-        each = [row for batch in batches for row in (batch.values() if isinstance(batch, dict) else batch)]
+        each = [row for batch in batches for row in batch]
         return [tuple(row[row == row[0]].tolist()) for row in each]
 
     assert Counter(rows(ours)) == Counter(rows(theirs))
@@ -141,17 +126,6 @@ def test_what_a_collation_keeps_stays_as_it_is(pace_s):
     )
     for _ in range(2):
         assert all(loader)
-
-
-def test_what_a_collation_keeps_for_a_while_comes_back():
-    loader = SampleAwareDataLoader(
-        Lengths(0.005), BATCH, shuffle=True, num_workers=2, collate_fn=LastOne(), persistent_workers=True
-    )
-    for _ in range(3):
-        seen = [index for _, indices in loader for index in indices]
-        assert sorted(seen) == list(range(1, COUNT + 1))
-        # The last batch of each worker, and not those before.
-        assert len(loader._iterator._engine._arena._kept) <= 2 * BATCH
 
 
 def test_a_slow_sample_in_a_batch_of_quick_ones_leaves_the_others_to_others():

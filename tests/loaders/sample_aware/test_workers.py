@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
@@ -148,12 +147,6 @@ def test_skipped_samples_make_room_for_others_and_only_the_last_batch_is_short(m
         assert set(loader.stats().skipped) == set(range(0, 29, 3))
 
 
-def test_a_loader_that_was_never_used_starts_nothing(make_samples, timed):
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    loader_of(make_samples(3), timed()).close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
 LIMITED = """
 import resource, sys, torch
 from torch.utils.data import Dataset
@@ -179,9 +172,8 @@ def run_limited(*arguments):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("gib", [64, 16])
-def test_a_limit_of_addresses_leaves_room_for_several_loaders(gib):
-    run = run_limited(gib << 30)
+def test_a_limit_of_addresses_leaves_room_for_several_loaders():
+    run = run_limited(16 << 30)
     assert run.stdout == "True\n", run.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final, TypeVar, Unpack
@@ -23,11 +22,8 @@ from torch.utils.data import (
 from loaders.errors import LoaderConfigError
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
-from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
-from loaders.sample_aware.drop_in.keys import Progress, State
-from loaders.sample_aware.drop_in.samplers import can_draw_again, sampler_states
-from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.ipc.messages import Value
+from loaders.sample_aware.iterators import InProcessBatches, WorkerBatches
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
@@ -139,27 +135,21 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         self._as_torch = isinstance(dataset, IterableDataset | MapDataPipe)
         if self._as_torch:
             self._pass_on()
-        self.progress = Progress()
-        """Which epoch it is, for the iterators."""
-        self._state: State | None = None
+        self.epochs = 0
+        """Number of epochs that were started, for the iterators."""
         self._begin_figures()
 
     def _begin_figures(self) -> None:
-        if self.num_workers and not self._as_torch:
-            # Compiled here, where it is outside of every epoch.
-            nontemporal_copy.library()
         # One for all epochs: it goes on from its average of the queue.
         self._scheduler = self.policy.scheduler(self.num_workers) if self.num_workers else None
         self._slow_timeout = self.policy.timeout()
         self._run_stats = Stats(self.job(0).stages)
-        # Weakly, for workers end with the iterator that they work for.
-        self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
-    def __getstate__(self) -> State:
-        left_out = ("_iterator", "_current", "_run_stats", "_slow_timeout", "_scheduler")
+    def __getstate__(self) -> dict[str, Value]:
+        left_out = ("_iterator", "_run_stats", "_slow_timeout", "_scheduler")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
-    def __setstate__(self, state: State) -> None:
+    def __setstate__(self, state: dict[str, Value]) -> None:
         self.__dict__.update(state, _iterator=None)
         self._begin_figures()
 
@@ -174,47 +164,8 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         if self.num_workers:
             self.check_worker_number_rationality()
             _warn_if_opaque(self.transforms, self._order())
-        iterator = WorkerBatches(self) if self.num_workers else InProcess(self)
-        self._current = weakref.ref(iterator)
-        return iterator
-
-    def state_dict(self) -> State:
-        """Return where the loader is, for `load_state_dict` of a loader that is made like this one.
-
-        Batches that the consumer has count as used. The state has the samples that were drawn and not used, and the
-        states of the samplers and of the generators that they draw from, torch's own where they have none: some
-        kilobytes. What a sampler of the user's own has left is in it too, unless it has `state_dict` and
-        `load_state_dict`, or no length. Raises LoaderConfigError for an IterableDataset.
-        """
-        if self._as_torch:
-            raise LoaderConfigError(
-                f"{type(self.dataset).__name__} cannot be asked for single samples, so where it is in an epoch is not "
-                "known; keep its state in the dataset"
-            )
-        if self._state is not None:
-            return self._state
-        current = self._current() if self._current is not None else None
-        epoch: State = {"left": None, "start": None, "drew_seed": not self.persistent_workers}
-        if current is not None and current.keys is not None:
-            epoch = current.state(0 if can_draw_again(self) else _length(self._index_sampler) + 1)
-        return {
-            "epochs": self.progress.epochs,
-            "base_seed": self.progress.base_seed,
-            **epoch,
-            "now": sampler_states(self),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Have the next epoch go on where `state_dict` was called.
-
-        When it begins, the samplers and the generators that they draw from are put where they were, torch's own too.
-        """
-        self._state = state
-
-    def take_state(self) -> State | None:
-        """Return the state of `load_state_dict`, once, for the iterators."""
-        state, self._state = self._state, None
-        return state
+            return WorkerBatches(self)
+        return InProcessBatches(self)
 
     def job(self, base_seed: int) -> DatasetJob:
         """Return the work on a sample, for the iterators."""
@@ -223,14 +174,13 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             single=self.batch_sampler is None, by_batch=self.by_batch, seeded=self.seed_samples,
         )  # fmt: skip
 
-    def collate(self) -> TorchCollate:
-        """Return the collation of a batch, for the iterators."""
-        single = self.batch_sampler is None or self.by_batch
-        return TorchCollate(self.collate_fn, single=single, pin=can_pin(self.pin_memory))
+    @property
+    def pins(self) -> bool:
+        """Whether batches are page-locked, which needs an accelerator; for the iterators."""
+        return bool(self.pin_memory) and torch.accelerator.is_available()
 
-    def start_engine(self, base_seed: int) -> Engine:
+    def start_engine(self, base_seed: int, finish: Callable[[Value], Value] | None) -> Engine:
         """Start the workers, for the iterators."""
-        collate = self.collate()
         settings = self.policy.settings(
             self.num_workers,
             self.prefetch_factor or 0,
@@ -238,16 +188,14 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             "batch",
             sample_timeout_s=self.sample_timeout_s,
             scheduler=self._scheduler,
-            # Batches of a collate_fn of the user's own have no memory before they are collated, as with torch.
-            further_batches=int(not collate.in_place),
         )
         try:
             return Engine(
                 self.job(base_seed),
-                collate,
                 settings,
                 timeout=self._slow_timeout,
                 stats=self._run_stats,
+                finish=finish,
                 start_method=self.multiprocessing_context,
             )
         except LoaderConfigError as error:
@@ -302,11 +250,3 @@ def _warn_if_opaque(transforms: Sequence[object], order: Order) -> None:
         "the others; give transforms=[...] to the loader to have them applied one by one",
         stacklevel=3,
     )
-
-
-def _length(sampler: Value) -> int:
-    """Return how many batches a sampler has, -1 where it has no length."""
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return -1

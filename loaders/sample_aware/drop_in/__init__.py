@@ -1,1 +1,0 @@
-"""The drop-in for torch's DataLoader."""
