@@ -1,6 +1,6 @@
-"""The house as docs/architecture.md draws it: few rooms, imports in one direction, no circle.
+"""The house as docs/architecture.md draws it: few rooms, imports in one direction, no circle, no name twice, no growth.
 
-`python tests/test_imports.py` prints the drawings.
+`python tests/test_architecture.py` prints the drawings, and `python tests/sizes.py` the sizes.
 """
 
 import ast
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import sizes
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"joulefeed": 14, "energymon": 14, "loaders": 20, "harness": 12, "loaders/sample_aware": 8}
-"""Packages, and how many entries each may have."""
+PACKAGES = ("joulefeed", "energymon", "loaders", "harness", "loaders/sample_aware")
 LOWER = {
     "joulefeed": set(),
     "energymon": {"joulefeed"},
@@ -23,6 +24,10 @@ LOWER = {
     "harness": {"joulefeed", "energymon", "loaders"},
 }
 """The packages that each package may import."""
+EDGES: dict[str, set[str]] = {}
+"""Leaves that a file of the core imports all the same."""
+PARALLEL = {"DaemonOptions"}
+"""Classes that several modules have on purpose, because code finds them there by this name."""
 
 
 def module_of(path):
@@ -120,12 +125,33 @@ def test_no_package_imports_a_higher_one(package):
             assert others <= LOWER[package], f"{module} imports {others - LOWER[package]}"
 
 
-@pytest.mark.parametrize(("package", "max_entries"), PACKAGES.items())
-def test_a_package_has_few_entries(package, max_entries):
-    entries = [
-        path.name for path in (ROOT / package).iterdir() if not path.name.startswith("__") and path.name != "py.typed"
-    ]
-    assert len(entries) <= max_entries, sorted(entries)
+def test_a_folder_has_few_entries():
+    assert {folder: names for folder, names in sizes.listings().items() if len(names) > sizes.MAX_ENTRIES} == {}
+
+
+@pytest.mark.parametrize("part", sizes.MAX_LINES)
+def test_a_part_has_no_more_lines_than_it_may(part):
+    assert sizes.count()[part] <= sizes.MAX_LINES[part], "python tests/sizes.py prints what has how many"
+
+
+def test_the_core_imports_no_leaf():
+    found = defaultdict(set)
+    for module, path in MODULES.items():
+        file = str(path.relative_to(ROOT))
+        if not sizes.is_leaf(file) and path.name != "__main__.py":
+            leaves = {name for name in imported(module) if sizes.is_leaf(str(MODULES[name].relative_to(ROOT)))}
+            if leaves - EDGES.get(file, set()):
+                found[file] = leaves
+    assert found == {}
+
+
+def test_a_class_name_is_there_once():
+    found = defaultdict(list)
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name.lstrip("_")].append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in PARALLEL} == {}
 
 
 @pytest.mark.parametrize("package", ["harness", "energymon", "loaders/sample_aware"])

@@ -1,0 +1,102 @@
+"""Count the lines of the packages, their core, and the tests, beside the most that each may have.
+
+    python tests/sizes.py
+
+Prints a table, and exits with 1 where a limit is exceeded. Lines are those of the files that git knows, blank ones and
+comments included.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("joulefeed", "energymon", "loaders", "harness")
+LEAVES = (
+    "energymon/influx/",
+    "energymon/cli/",
+    "harness/report/",
+    "harness/diagnose/",
+    "harness/datasets/",
+    "harness/workloads/",
+    "loaders/pipelines/",
+    *(
+        f"loaders/{name}"
+        for name in ("dali/", "fixed.py", "mosaic/", "nosql/", "pecan/", "pytorch.py", "spdl/", "tfdata/")
+    ),
+)
+"""What may grow without anybody reading it: figures, claims, generators, models, adapters of other systems."""
+BASES = ("harness/datasets/__init__.py", "harness/workloads/__init__.py")
+"""Files in the leaves' folders that say what a leaf is; they belong to the core."""
+MAX_LINES = {
+    "packages": 60_000,
+    "core": 38_000,
+    "tests": 38_000,
+    "loaders/sample_aware": 3_200,
+    "loaders/streaming, loaders/records": 8_300,
+}
+MAX_ENTRIES = 14
+"""What the listing of a folder may have."""
+
+
+def files_of(*folders: str) -> list[str]:
+    """Return the Python files of folders that git knows, relative to the root."""
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name.endswith(".py") and (ROOT / name).exists()]
+
+
+def is_leaf(file: str) -> bool:
+    """Whether a file of the packages belongs to the leaves."""
+    return file.startswith(LEAVES) and file not in BASES
+
+
+def lines_of(files: list[str]) -> int:
+    return sum((ROOT / file).read_bytes().count(b"\n") for file in files)
+
+
+def count() -> dict[str, int]:
+    """Return the lines of each part that has a limit."""
+    packages = files_of(*PACKAGES)
+    return {
+        "packages": lines_of(packages),
+        "core": lines_of([file for file in packages if not is_leaf(file)]),
+        "tests": lines_of(files_of("tests")),
+        "loaders/sample_aware": lines_of(files_of("loaders/sample_aware")),
+        "loaders/streaming, loaders/records": lines_of(files_of("loaders/streaming", "loaders/records")),
+    }
+
+
+def listings() -> dict[str, list[str]]:
+    """Return the entries of each folder of the packages, without those that every folder has."""
+    found: dict[str, set[str]] = {}
+    for file in files_of(*PACKAGES):
+        parts = Path(file).parts
+        for depth in range(1, len(parts)):
+            name = parts[depth]
+            if not name.startswith("__"):
+                found.setdefault("/".join(parts[:depth]), set()).add(name)
+    return {folder: sorted(names) for folder, names in found.items()}
+
+
+def main() -> int:
+    """Print the table; return the exit status."""
+    exceeded = False
+    for part, lines in count().items():
+        exceeded |= lines > MAX_LINES[part]
+        print(f"{part:40}{lines:8,} of {MAX_LINES[part]:,}{'  EXCEEDED' if lines > MAX_LINES[part] else ''}")
+    for package in PACKAGES:
+        rooms = sorted({"/".join(Path(file).parts[:2]) for file in files_of(package)})
+        print(f"\n{package}{lines_of(files_of(package)):{40 - len(package)},}")
+        for room in rooms:
+            print(f"  {room:36}{lines_of(files_of(room)):8,}")
+    for folder, names in listings().items():
+        if len(names) > MAX_ENTRIES:
+            exceeded = True
+            print(f"\n{folder}: {len(names)} entries of {MAX_ENTRIES}: {', '.join(names)}")
+    return int(exceeded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
