@@ -73,7 +73,7 @@ exit status
   2 a wrong key, value, dataset or folder     5 a disk is full or cannot be written
   3 a cell failed; the others are done        6 every cell is done, some rows are invalid
   7 a figure cannot be drawn                  128 + N ended by signal N
-  of a --multirun: that of its worst job
+  of a --multirun: the status of its worst job
 """
 
 

@@ -112,7 +112,7 @@ def measured_epoch(
 ) -> list[BatchRecord]:
     """Run one epoch between its two events, which carry the counters at its edges.
 
-    `at_edge` has the energy sensors read and returns whether they were. The instants of the two events are those of the
+    `at_edge` has the energy sensors read and returns whether they were. The two events have the instants of the
     duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
     nothing was read, it is the end of the last step. An epoch of several ranks begins when all are ready, and ends when
     the last one has made its last step; `own_ns` of the end is how long this rank took.

@@ -72,7 +72,7 @@ def read_events(path: Path) -> list[CellEvent]:
 def read_timestamps(path: Path, who: str) -> list[CellEvent]:
     """Return what a loader or its daemon wrote of its batches and epochs, as events such as "who.batch_sent".
 
-    Their clock is UTC, as that of the energy readings; they have no monotonic time.
+    Their clock is UTC, like the clock of the energy readings; they have no monotonic time.
     """
     return [
         {"event": f"{who}.{told.pop('event')}", "utc_ns": told.pop("t_ns"), "mono_ns": None, **told}

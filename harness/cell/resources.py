@@ -44,7 +44,7 @@ class Resources:
     gpu_util: float | None
     """Share of NVML's last sample period in which a kernel ran on the cell's boards, 0 to 1; the mean of them."""
     gpu_mem_bytes: int | None
-    """Used by any program on that of the cell's boards on which most is used."""
+    """Used by any program, on the fullest of the cell's boards."""
 
 
 SCHEMA: Final = pa.schema([(f.name, pa.float64() if "float" in str(f.type) else pa.int64()) for f in fields(Resources)])

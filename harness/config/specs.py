@@ -63,7 +63,7 @@ class DatasetSpec(ComponentSpec):
         return self
 
     def component(self, seed: int) -> ComponentSpec:
-        """Return the class that makes or reads the samples; `seed` chooses among those of a tree by default."""
+        """Return the class that makes or reads the samples; `seed` chooses samples of a tree by default."""
         if self.tree is None or self.root is None:
             return ComponentSpec(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
         own_seed = self.params.get("seed")
@@ -95,7 +95,7 @@ class LoaderSpec(ComponentSpec):
     environment: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] | None = Field(
         default=None, description="the name of a script of playbooks/ without .sh, such as mosaic"
     )
-    """The environment of its own in which the cell's process runs; None for that of the harness."""
+    """The environment of its own in which the cell's process runs; None for the harness's own."""
     regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
     """The regimes in which it runs; empty for all of them."""
     base: str = Field(default="", validation_alias="_base_")

@@ -31,7 +31,7 @@ def check_arguments(where: str, target: str, given: Iterable[str]) -> None:
 def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> None:
     """Raise ConfigError for a class that is no loader, workload or dataset (`what`), for it lacks one of its parts.
 
-    `parts` are names of methods and properties; those of an abstract class count as missing.
+    `parts` are names of methods and properties; abstract ones count as missing.
     """
     found = find(target)
     if not inspect.isclass(found):

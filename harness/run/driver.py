@@ -181,7 +181,7 @@ def _testbed_options(experiment: Experiment) -> tuple[list[Regime], dict[str, An
 
 
 def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress) -> None:
-    """Note regimes that are nearer than the link without delay. Raises TestbedError for one that is out of reach."""
+    """Say which regimes are nearer than the link without delay; raises TestbedError for one that is out of reach."""
     if testbed.link is None or (floor_ms := testbed.link.floor_ms) is None:
         return
     for name, regime in experiment.regimes.items():

@@ -19,7 +19,7 @@ class EnergyAgent(Agent):
     def __init__(
         self, store: Path, spec: EnergySpec, send: StoreSpec, node: str, run_id: str, on_restart: Callable[[str], None]
     ) -> None:
-        """Take the store in the run's folder, and what to sample; `on_restart` gets a line when the agent has died."""
+        """Set the store in the run's folder, and what to sample; `on_restart` gets a line when the agent has died."""
         self._run, self._note, self._takes_baseline = store.parent.name, on_restart, spec.idle_s > 0
         self.idle: list[Baseline] = []
         """What each series drew before the first cell; empty where no baseline was taken."""
@@ -54,7 +54,7 @@ class EnergyAgent(Agent):
         if self._takes_baseline:
             self.idle_cpu_util = cast(float | None, self.description.get("idle_cpu_util"))
             with SqliteStore.open(self.store) as store:
-                # A resumed run has those of its earlier sessions too.
+                # A resumed run has baselines of its earlier sessions too.
                 begin_ns = store.sessions()[-1].start_ns
                 self.idle = [one for one in store.baselines(self.node) if one.start_ns >= begin_ns]
 

@@ -95,7 +95,7 @@ class RunProgress:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def follow(self, what: str, done: int, total: int | None = None, detail: str = "") -> None:
-        """Take note of how far something is, such as the making of a dataset.
+        """Show how far something is, such as the making of a dataset.
 
         `total` is None where it is unknown; `detail` is the part of it that is done now.
         """
@@ -124,7 +124,7 @@ class RunProgress:
             self.note(f"{already} of {self._total} cells are done already")
 
     def cell_started(self, cell: Cell, samples: int) -> None:
-        """Take note that a cell begins, of so many samples an epoch."""
+        """Show that a cell begins, of so many samples an epoch."""
         self._bars.update(self._tasks["samples"], total=samples)
         self._started = time.monotonic()
         self._label = f"{cell.loader} · {cell.workload} · {cell.regime} · repeat {cell.repeat}"
@@ -136,22 +136,22 @@ class RunProgress:
         self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
 
     def samples(self, epoch: int, done: int) -> None:
-        """Take note of how many samples of an epoch have been trained on."""
+        """Show how many samples of an epoch have been trained on."""
         if done == 0:
             self._since = time.monotonic()
         self._doing = f"{self._label}: epoch {epoch}, {done} samples"
         self._bars.update(self._tasks["samples"], description=f"{self._label}: epoch {epoch}", completed=done)
 
     def cell_done(self, cell: Cell, summary: str) -> None:
-        """Take note that a cell is whole."""
+        """Print that a cell is whole."""
         self._finish(cell, f"{self._label}: {summary}")
 
     def cell_failed(self, cell: Cell, reason: str) -> None:
-        """Take note that a cell failed, and why."""
+        """Print that a cell failed, and why."""
         self._finish(cell, f"{self._label}: FAILED: {reason}")
 
     def stop(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         self._bars.stop()
 
     def _finish(self, cell: Cell, line: str) -> None:

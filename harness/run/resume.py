@@ -96,7 +96,7 @@ def find_missing(
 
 
 def check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: RunProgress) -> None:
-    """Refuse to add rows to those of another machine, install or environment, or note it where that is wanted.
+    """Refuse to add rows of another machine, install or environment, or say so where `resume_mixed` allows it.
 
     Raises ResultsError with the differences.
     """

@@ -149,7 +149,7 @@ def cpu_split(pids: Iterable[int]) -> tuple[float, float]:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Return CPU seconds of some processes, those of their children that were waited for included."""
+    """Return CPU seconds of some processes and of their children that were waited for."""
     return sum(cpu_split(pids))
 
 
@@ -183,7 +183,7 @@ class KernelThreads:
         self._ended_s = 0.0
 
     def cpu_s(self) -> float:
-        """Return their CPU seconds, with those of threads that have ended since the first call, as last seen.
+        """Return their CPU seconds, with the last known ones of threads that have ended since the first call.
 
         0 where they cannot be seen, as in a container.
         """
@@ -195,7 +195,7 @@ class KernelThreads:
 
 
 def kernel_threads(name: str = "") -> tuple[int, ...]:
-    """Return the ids of the kernel's own threads, or of those of one name; none where they cannot be seen."""
+    """Return the ids of the kernel's own threads, all or of one name; none where they cannot be seen."""
     if _comm(_KTHREADD) != "kthreadd":
         return ()
     return tuple(pid for pid in family(_KTHREADD) if not name or _comm(pid) == name)

@@ -87,7 +87,7 @@ class CellMeasurement:
     nodes: Sequence[Node]
     """Where the ranks are."""
     folders: Sequence[Path]
-    """What each rank writes into; that of rank 0 is the cell's."""
+    """The folder of each rank; rank 0 has the cell's."""
     other_runs: set[str] = field(default_factory=set)
     caches: str = ""
     before: Probe | None = None

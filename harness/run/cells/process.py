@@ -114,7 +114,7 @@ class CellProcess:
         return f"it is in {own[2]} of {own[0]}, line {own[1]}{inside}"
 
     def _gone(self, error: ChildError) -> ProcessEnded:
-        # The id is that of the connection to another host.
+        # For another host it is the id of the connection.
         whose = f"on host {self._node.host}" if self._node.is_remote else str(self.pid)
         return ProcessEnded(f"the cell's process {whose} {error}")
 

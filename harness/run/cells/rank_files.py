@@ -82,7 +82,7 @@ def rank_spec(nodes: Sequence[Node], rank: int, experiment: Experiment) -> RankS
 
 
 def make_folders(cell: Path, world_size: int) -> list[Path]:
-    """Return the folder of each rank; that of rank 0 is the cell's, and the others are made in it."""
+    """Return the folder of each rank; rank 0 has the cell's, and the others are made in it."""
     folders = [cell, *(cell / "ranks" / str(rank) for rank in range(1, world_size))]
     for folder in folders[1:]:
         folder.mkdir(parents=True)
@@ -157,7 +157,7 @@ def temporary_files(folder: Path) -> Iterable[Path]:
 def rank_records(
     nodes: Sequence[Node], batches: pa.Table, data: PlacedData, *, gradient_bytes: int, has_link: bool
 ) -> list[RankRecord]:
-    """Return what cell.json says of each rank of several. `gradient_bytes` are those of one step."""
+    """Return what cell.json says of each rank of several. `gradient_bytes` are of one step."""
     if len(nodes) == 1:
         return []
     ranks, epochs = batches["rank"].to_numpy(), batches["epoch"].to_numpy()

@@ -39,7 +39,7 @@ class CellRanks:
     ) -> None:
         """Start a process on the node of each rank, with a log in its folder; all may say nothing for `stall_s`.
 
-        Their Python is that of an environment, by default the harness's own.
+        They run in the Python of an environment, by default in the harness's own.
         """
         self._nodes, self._stall_s = nodes, stall_s
         self._logs = [folder / "log.txt" for folder in folders]
@@ -81,7 +81,7 @@ class CellRanks:
         fetch_files(self._nodes, [log.parent for log in self._logs])
 
     def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
-        """Return the next state that all ranks have reached, or the progress of one; samples are those of all ranks.
+        """Return the next state that all ranks have reached, or the progress of one; samples count all ranks.
 
         They are `doing` something for it, such as "importing its modules". While it waits it calls `check` every
         second, which raises what makes waiting useless.

@@ -38,7 +38,7 @@ def collect_hosts(inventory: Inventory, results_dir: Path, progress: PlaybookPro
         The folders, the newest last.
 
     Raises:
-        TestbedError: a host cannot be reached or its files cannot be packed; those of the others are home.
+        TestbedError: a host cannot be reached or its files cannot be packed; files of the others are home.
         ResultsError: a process has the folder of a run at home.
         Interrupted: a signal came.
     """
