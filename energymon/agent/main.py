@@ -208,15 +208,15 @@ class _SamplingRun:
                 _print_stderr(f"missing: {gap}")
         for (device, domain), why in self._found.unknown(self._config.interval_ns).items():
             _print_stderr(f"unknown: {domain} and the total: {device} {domain} has no figure: {why}")
+        # What start-up left behind is not looked at again, and sampling makes no cycles to speak of.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000)
         self._writer.start()
         self._monitor.start()
         if self._sender is not None:
             self._sender.start()
         self._measure_clocks()
-        # What start-up left behind is not looked at again, and sampling makes no cycles to speak of.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(50_000)
         self._loop.set_exception_handler(lambda _, context: self._on_failure(context["exception"]))
         if self._config.until_eof:
             self._loop.add_reader(0, self._on_stdin)

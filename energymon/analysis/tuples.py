@@ -43,7 +43,7 @@ class EnergyTuple:
     """J since t_{k-1} where nothing measures the CPU, which `cpu_energy` does not contain; None without an estimate."""
 
 
-class _Part(NamedTuple):
+class _DomainDelta(NamedTuple):
     """One domain of a node between two ticks."""
 
     joules: float | None
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
     devices: Mapping[str, float]
 
 
-_NOTHING: Final = _Part(None, "", False, {})
+_NOTHING: Final = _DomainDelta(None, "", False, {})
 _Delta = tuple[float, bool]
 """Joules of a series since the tick before, and whether readings were missed around either tick."""
 _Devices = dict[str, list[tuple[str, list[_Delta | None]]]]
@@ -85,7 +85,7 @@ def tuples(
                 yield _tuple(tick_ns, node, parts)
 
 
-def _tuple(tick_ns: int, node: str, parts: Mapping[Domain, _Part]) -> EnergyTuple:
+def _tuple(tick_ns: int, node: str, parts: Mapping[Domain, _DomainDelta]) -> EnergyTuple:
     cpu, memory, gpu = parts.get("cpu", _NOTHING), parts.get("dram", _NOTHING), parts.get("gpu", _NOTHING)
     estimated = cpu.source == ESTIMATE
     return EnergyTuple(
@@ -103,7 +103,7 @@ def _tuple(tick_ns: int, node: str, parts: Mapping[Domain, _Part]) -> EnergyTupl
     )
 
 
-def _part(devices: _Devices, i: int) -> _Part:
+def _part(devices: _Devices, i: int) -> _DomainDelta:
     """Return one domain's joules at tick `i`; unknown when a device of it has none."""
     joules: dict[str, float] = {}
     sources: list[str] = []
@@ -117,9 +117,9 @@ def _part(devices: _Devices, i: int) -> _Part:
                     sources.append(source)
                 break
     if len(joules) < len(devices):
-        return _Part(None, "", False, joules)
+        return _DomainDelta(None, "", False, joules)
     named = sources[0] if len(sources) == 1 else ";".join(sorted(sources, key=directness))
-    return _Part(sum(joules.values()), named, interpolated, joules)
+    return _DomainDelta(sum(joules.values()), named, interpolated, joules)
 
 
 def _deltas(curve: Curve, first_ns: int, ticks: Iterable[int], interval_ns: int) -> Iterator[_Delta | None]:

@@ -8,7 +8,6 @@ import shutil
 import struct
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from energymon.clock.monotonic import NS
@@ -33,43 +32,26 @@ _NTP_LIMIT_US: Final = 16_000_000
 _REMEDY: Final = "install chrony, or start another NTP daemon, on every host of an experiment"
 
 
-@dataclass(frozen=True, slots=True)
-class _Tracking:
-    """What chronyd says."""
-
-    source: str
-    stratum: int
-    offset_s: float
-    """NTP time minus the system clock."""
-    error_s: float
-    synchronised: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """What adjtimex says."""
-
-    max_error_us: int
-    estimated_error_us: int
-    synchronised: bool
-
-
 def clock_state() -> list[str]:
     """Return how far this host's clock is known to be from UTC, a line each, for people."""
     lines = []
     try:
-        tracking = _tracking()
+        if (tracking := _tracking()) is not None:
+            source, stratum, offset_s, error_s = tracking
+            return [
+                f"chrony: synchronised to {source} (stratum {stratum}), system clock {offset_s * 1e3:+.3f} ms from NTP "
+                f"time, ±{error_s * 1e3:.3f} ms from UTC"
+            ]
     except ClockError as error:
         lines.append(str(error))
-        tracking = None
-    if tracking is not None:
-        if tracking.synchronised:
-            return [
-                f"chrony: synchronised to {tracking.source} (stratum {tracking.stratum}), system clock "
-                f"{tracking.offset_s * 1e3:+.3f} ms from NTP time, ±{tracking.error_s * 1e3:.3f} ms from UTC"
-            ]
-        lines.append("chrony: not synchronised; give chronyd a server that it can reach (chronyc sources)")
-    lines.append(_kernel_state())
+    try:
+        max_error_us, estimated_us = _kernel()
+        lines.append(
+            f"kernel: synchronised by an NTP daemon, error at most {max_error_us / 1e3:.3f} ms, estimated "
+            f"{estimated_us / 1e3:.3f} ms"
+        )
+    except ClockError as error:
+        lines.append(str(error))
     return lines
 
 
@@ -80,18 +62,20 @@ def ntp_offset(node: str, now_ns: int) -> ClockOffset | None:
     error, which the NTP daemon sets (adjtimex(2)). The peer is "chrony" or "kernel".
     """
     with suppress(ClockError):
-        tracking = _tracking()
-        if tracking is not None and tracking.synchronised:
-            return ClockOffset(now_ns, node, "chrony", round(tracking.offset_s * NS), round(tracking.error_s * NS))
+        if (tracking := _tracking()) is not None:
+            _, _, offset_s, error_s = tracking
+            return ClockOffset(now_ns, node, "chrony", round(offset_s * NS), round(error_s * NS))
     with suppress(ClockError):
-        kernel = _kernel()
-        if kernel.synchronised:
-            return ClockOffset(now_ns, node, "kernel", 0, kernel.max_error_us * 1000)
+        max_error_us, _ = _kernel()
+        return ClockOffset(now_ns, node, "kernel", 0, max_error_us * 1000)
     return None
 
 
-def _tracking() -> _Tracking | None:
-    """Ask chronyd; None where there is no chrony, ClockError where it does not say."""
+def _tracking() -> tuple[str, int, float, float] | None:
+    """Return chronyd's source and its stratum, NTP time minus the system clock and the bound of the error, s.
+
+    None where there is no chrony. Raises ClockError where it does not say, or is not synchronised.
+    """
     chronyc = shutil.which("chronyc")
     if chronyc is None:
         return None
@@ -114,38 +98,23 @@ def _tracking() -> _Tracking | None:
     try:
         if len(fields) < _FIELDS:
             raise ValueError
-        return _Tracking(
-            fields[1] or fields[0],
-            int(fields[2]),
-            float(fields[4]),
-            float(fields[10]) / 2 + float(fields[11]),
-            fields[13] != _NOT_SYNCHRONISED,
-        )
+        found = fields[1] or fields[0], int(fields[2]), float(fields[4]), float(fields[10]) / 2 + float(fields[11])
     except ValueError as error:
         raise ClockError(
             f"chrony: {output[-1]!r} is not what `chronyc -c tracking` prints: {_FIELDS} fields"
         ) from error
+    if fields[13] == _NOT_SYNCHRONISED:
+        raise ClockError("chrony: not synchronised; give chronyd a server that it can reach (chronyc sources)")
+    return found
 
 
-def _kernel_state() -> str:
-    try:
-        kernel = _kernel()
-    except ClockError as error:
-        return str(error)
-    if not kernel.synchronised:
-        return f"kernel: the clock is not synchronised; {_REMEDY}"
-    return (
-        f"kernel: synchronised by an NTP daemon, error at most {kernel.max_error_us / 1e3:.3f} ms, "
-        f"estimated {kernel.estimated_error_us / 1e3:.3f} ms"
-    )
-
-
-def _kernel() -> _Kernel:
-    """Ask the kernel, which any user may."""
+def _kernel() -> tuple[int, int]:
+    """Return the kernel's maximum and estimated error, us; raises ClockError where it is not synchronised."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     if state < 0:
         raise ClockError(f"adjtimex: {os.strerror(ctypes.get_errno())}; the kernel does not give its clock's state")
-    _, _, _, max_error_us, estimated_error_us, status = _TIMEX.unpack_from(timex)
-    known = state != _TIME_ERROR and not status & _STA_UNSYNC and max_error_us < _NTP_LIMIT_US
-    return _Kernel(max_error_us, estimated_error_us, known)
+    _, _, _, max_error_us, estimated_us, status = _TIMEX.unpack_from(timex)
+    if state == _TIME_ERROR or status & _STA_UNSYNC or max_error_us >= _NTP_LIMIT_US:
+        raise ClockError(f"kernel: the clock is not synchronised; {_REMEDY}")
+    return max_error_us, estimated_us

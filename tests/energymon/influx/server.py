@@ -154,7 +154,7 @@ class Server:
 
 
 def drain(path: Path, settings: InfluxSettings) -> None:
-    """Send all that a store's outbox has."""
+    """Send all that a server does not have of a store yet."""
     with StoreCursor(path) as cursor, InfluxClient(settings) as uplink:
         while (batch := cursor.next_batch()) is not None:
             uplink.post(batch.lines)

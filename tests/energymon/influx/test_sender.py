@@ -382,7 +382,8 @@ def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store,
     drain(store.path, server.settings(bucket))
     size = store.path.stat().st_size
     limit_mb = 1.3 * size / 1e6
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof", "--spool-limit-mb", str(limit_mb))
+    limit = ("--spool-limit-mb", str(limit_mb), "--drain-s", "60")
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof", *limit)
     append(store, 20_000, first=10_000)
     assert sender.end() == 0
     with StoreCursor(store.path) as cursor:
