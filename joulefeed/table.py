@@ -43,7 +43,7 @@ class Column:
     wraps: bool = False
     """Whether texts may be broken into lines where there is little room. Other columns are never cut."""
     optional: int = 0
-    """Where there is little room, a terminal leaves out the column with the greatest number; 0 always stays."""
+    """Where there is little room, a terminal leaves out the columns with the greatest number; 0 always stays."""
     note: str = ""
     """What the column shows, as a part of the sentence below the table."""
 
@@ -76,10 +76,11 @@ class Table:
         notes = "; ".join(filter(None, [*self.notes, *dict.fromkeys(head.note for head in self.heads)]))
         return f"{notes[:1].upper()}{notes[1:]}." if notes else ""
 
-    def without(self, place: int) -> Table:
-        """Return the table without one column."""
-        rows = [[cell for at, cell in enumerate(row) if at != place] for row in self.rows]
-        return replace(self, columns=[head for at, head in enumerate(self.heads) if at != place], rows=rows)
+    def without(self, optional: int) -> Table:
+        """Return the table without the columns that have this number as `optional`."""
+        kept = [place for place, head in enumerate(self.heads) if head.optional != optional]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return replace(self, columns=[self.heads[place] for place in kept], rows=rows)
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -89,9 +90,8 @@ def print_table(table: Table, console: Console) -> None:
     """
     from rich.text import Text
 
-    while _measure_width(table) > console.width and any(head.optional for head in table.heads):
-        least = max(range(len(table.columns)), key=lambda place: table.heads[place].optional)
-        table = table.without(least)
+    while _measure_width(table) > console.width and (last := max(head.optional for head in table.heads)):
+        table = table.without(last)
     gap = 2 if _measure_width(table, 2) <= console.width else 1
     width = console.width
     console.width = max(width, _measure_width(table, gap))
