@@ -173,7 +173,7 @@ def _break_names(table: Table) -> list[str]:
     """Return the names of the columns; one of numbers is broken into lines of their width, but in no word."""
     names = []
     for place, head in enumerate(table.heads):
-        width = max((len(text) for text in [*head.name.split(), *_list_lines(table, place)]), default=1)
+        width = max((len(text) for text in [*head.name.split(" "), *_list_lines(table, place)]), default=1)
         names.append(head.name if head.left else fill(head.name, max(1, width)))
     return names
 

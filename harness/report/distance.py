@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from harness.report.intervals import Ratio
+from harness.report.labels import factor, regime_labels, span, spell, write_ratio
 from harness.report.papers import Tree, find_published, high, low, read_paper
 from harness.report.summary import Group, compute_ratio, find
 from harness.results.reader import Results
+from joulefeed.table import Cell, Column, Table
 
 T = TypeVar("T")
 
@@ -84,6 +86,13 @@ def read_paper_figure(path: str) -> PaperFigure:
     )
 
 
+def find_at_rtt(values: Mapping[str, Tree], rtt_ms: float) -> float | None:
+    """Return a paper's value at a round trip, from values by round trip in ms; None where it has none."""
+    return next(
+        (low(value) for key, value in values.items() if abs(rtt_ms - float(key)) <= _SAME_RTT * float(key)), None
+    )
+
+
 def choose_figure(results: Results) -> PaperFigure:
     """Return the paper's figure that asks what a run asks, from where its data lies, its samples and its model."""
     return read_paper_figure(f"{_PAPER}/{_figure_of(results)}")
@@ -105,6 +114,26 @@ def compare_distances(results: Results, groups: Sequence[Group], workload: str) 
         for loader in results.readers
         for far in results.regimes[1:]
     )
+
+
+def make_distance_table(results: Results, groups: Sequence[Group], workload: str) -> Table | None:
+    """Return the slowdowns by loader and regime, a paper's beside them; None where nothing is known."""
+    found, labels = compare_distances(results, groups, workload), regime_labels(results)
+    if not any(one.ours is not None for one in found):
+        return None
+    has_paper = any(one.paper is not None for one in found)
+    columns: list[Column | str] = [Column(f"epoch against {labels[found[0].near]}", left=True)]
+    for regime in results.regimes[1:]:
+        columns += [labels[regime], *(["paper"] if has_paper else [])]
+    rows: list[list[Cell | str]] = []
+    for loader in results.readers:
+        row: list[Cell | str] = [spell(loader)]
+        for ours, paper in ((one.ours, one.paper) for one in found if one.loader == loader):
+            is_weak = ours is None or ours.is_noise or not ours.trusted
+            row.append(Cell(write_ratio(ours), "dim" if is_weak else "", span(ours)))
+            row += [Cell(factor(paper), "dim")] if has_paper else []
+        rows.append(row)
+    return Table(columns, rows)
 
 
 def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: str, near: str, far: str) -> Slowdown:

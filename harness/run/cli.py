@@ -191,7 +191,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     if needs_link and experiment.testbed.kind not in ("local", "ssh"):
         _make_environments_before(experiment)
         _enter_user_namespace(cfg, overrides)
-    from harness.report import print_table
+    from harness.report import print_report
     from harness.run.controller import run_on_hosts
     from harness.run.driver import run as run_here
 
@@ -199,7 +199,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
         command = shlex.join(["python", "-m", "harness", *overrides])
         run = run_on_hosts if experiment.testbed.kind == "ssh" else run_here
         outcome = run(experiment, cfg, progress, command, on_folder)
-    print_table(outcome.report, Console())
+    print_report(outcome.report, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     for figure in outcome.rendered.broken:
         again = f"draw it again with: {shlex.join(['python', '-m', 'harness.report', str(outcome.folder)])}"

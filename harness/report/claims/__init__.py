@@ -43,11 +43,12 @@ def _needs_batches(definition: Definition) -> bool:
 
 def _asked(results: Results) -> tuple[Definition, ...]:
     from harness.report.figures import read_figure_claims
-    from harness.report.figures.definition import BY_DISTANCE, list_packaged, read_figure
+    from harness.report.figures.definition import Bars, list_packaged, read_figure
 
     drawn = list_packaged()
     names = list(results.experiment.figures)
-    by_distance = [name for name in names if name in drawn and read_figure(drawn[name]).family == BY_DISTANCE]
+    figures = {name: read_figure(drawn[name]) for name in names if name in drawn}
+    by_distance = [name for name, one in figures.items() if isinstance(one, Bars) and one.below]
     names = [name for name in names if name not in by_distance]
     names += [choose_figure(results).id] if by_distance else []
     # An experiment without a figure of its name may have claims.

@@ -2,7 +2,7 @@
 
 A figure is a YAML: of conf/figure by its id, or of the user by its path, which ends in .yaml. Its family names the
 plotter, a module of this package. A name that is neither is the import path of a module of the user's own, which has
-`draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> FigureTable | None` and
+`draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> Table | None` and
 `CLAIMS`, the path of a YAML with claims (docs/claims.md). docs/figures.md has an example of each.
 """
 
@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, ResultsError
-from harness.report.figures.captions import fill, run_words
-from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
+from harness.report.figures.definition import Figure, list_packaged, read_figure
 from harness.report.papers import find_published
+from harness.report.templates import fill, run_words
 from harness.results.reader import Results
+from joulefeed.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -53,7 +54,7 @@ class Drawn:
     caption: str
     png: Path
     svg: Path
-    table: FigureTable | None = None
+    table: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,8 @@ class _FromYaml:
         conflicts = list(find_published(entry).conflicts.values()) if entry else []
         return " ".join([*parts, "The paper contradicts itself:", *conflicts] if conflicts else parts)
 
-    def table(self, results: Results) -> FigureTable | None:
-        table: FigureTable | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)
+    def table(self, results: Results) -> Table | None:
+        table: Table | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)
         return table
 
     def _words(self, results: Results) -> Mapping[str, object]:
@@ -154,10 +155,10 @@ def draw_figures(results: Results) -> tuple[Drawn | BrokenFigure, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def make_figure_tables(results: Results) -> tuple[FigureTable, ...]:
+def make_figure_tables(results: Results) -> tuple[Table, ...]:
     """Return the tables of the experiment's figures; those of figures that cannot be drawn are left out."""
     found = [_use(name, partial(_table, results)) for name, _ in _stems(results)]
-    return tuple(one for one in found if isinstance(one, FigureTable))
+    return tuple(one for one in found if isinstance(one, Table))
 
 
 def read_figure_claims(results: Results) -> tuple[Definition, ...]:
@@ -219,6 +220,6 @@ def _drawn(results: Results, stem: str, source: _Source) -> Drawn | None:
         return Drawn(stem, title.strip().splitlines()[0].rstrip("."), caption, png, svg, _table(results, source))
 
 
-def _table(results: Results, source: _Source) -> FigureTable | None:
-    table: Callable[[Results], FigureTable | None] | None = getattr(source, "table", None)
+def _table(results: Results, source: _Source) -> Table | None:
+    table: Callable[[Results], Table | None] | None = getattr(source, "table", None)
     return None if table is None else table(results)

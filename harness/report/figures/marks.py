@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
 from matplotlib.transforms import offset_copy
 
@@ -57,9 +58,12 @@ def say(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
 
 
-def write_value(axes: Axes, x: float, y: float, text: str, size: float = 8, colour: str = MUTED) -> None:
-    """Write a value above a point."""
-    write_note(axes, text, (x, y), (0, 7), coordinates="data", ha="center", fontsize=size, color=colour)
+def write_label(axes: Axes, x: float, y: float, text: str, *, below: bool = False, colour: str = MUTED) -> None:
+    """Write a value above or below a point; lines that pass it are hidden behind it."""
+    note = write_note(
+        axes, text, (x, y), (0, -15 if below else 7), coordinates="data", ha="center", fontsize=8, color=colour
+    )
+    note.set_path_effects([withStroke(linewidth=2.5, foreground=SURFACE)])
 
 
 def average_window(values: pd.Series[float], width: int) -> pd.Series[float]:

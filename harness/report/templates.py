@@ -1,17 +1,17 @@
-"""The words of a figure: its heading and caption, Jinja templates over what the run was and what papers publish."""
+"""Jinja templates of the sentences in a report, and the words of a run that captions and headings of figures use."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from harness.errors import ResultsError
 from harness.report import papers
-from harness.report.labels import accelerators, factor, megabytes, percent, significant, spell
+from harness.report.labels import accelerators, factor, joules, megabytes, percent, seconds, significant, spell
 from harness.results.reader import Results
 
 _ASSUMED: Final = re.compile(r"emulated: assumed (\S+) s a sample")
@@ -36,7 +36,7 @@ def run_words(results: Results) -> Mapping[str, object]:
 def fill(template: str, words: Mapping[str, object]) -> str:
     """Return a template's text in one line. Raises ResultsError where it asks for a word that there is not."""
     try:
-        return " ".join(_environment().from_string(template).render(words).split())
+        return re.sub("[ \n]+", " ", _environment().from_string(template).render(words)).strip(" ")
     except TemplateError as error:
         raise ResultsError(f"template {template!r:.60}: {error}; it may use {', '.join(sorted(words))}") from error
 
@@ -45,13 +45,29 @@ def fill(template: str, words: Mapping[str, object]) -> str:
 def _environment() -> Environment:
     environment = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701  escaped by the page
     environment.filters |= {"spell": spell, "percent": percent, "factor": factor, "significant": significant}
+    environment.filters |= {"seconds": seconds, "joules": joules, "megabytes": megabytes}
     environment.filters |= {"number": lambda value: f"{value:g}", "each": _each}
+    environment.globals |= {"count": _count, "names": _names, "comma": _comma}
     environment.globals |= {
         "value": papers.low,
         "values": papers.find_table,
         "cite": lambda name: papers.read_paper(name).citation,
     }
     return environment
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    """Write how many of something there are: 1 epoch, 2 epochs."""
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
+
+
+def _comma(loop: Any) -> str:
+    """Return what follows an entry of a list in a sentence."""
+    return "" if loop.last else " and " if loop.revindex == 2 else ", "
 
 
 def _each(values: Mapping[str, float], text: str, scale: float = 1.0) -> str:
