@@ -24,7 +24,7 @@ from harness.diagnose.sweep import (
     measure_point,
 )
 from harness.diagnose.verdict import FED
-from harness.report.claims.words import NEAR_BEST
+from harness.report.claims.bound import NEAR_BEST
 from harness.results.provenance import describe_host, describe_source, list_packages
 from harness.run.progress import Progress
 from harness.workloads import Workload, choose_kind, make_step

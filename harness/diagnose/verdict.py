@@ -9,7 +9,7 @@ from typing import Final
 
 from harness.diagnose.advice import format_ms, suggest_changes
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage
-from harness.report.claims.words import find_knee
+from harness.report.claims.bound import find_knee
 from harness.report.labels import megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 

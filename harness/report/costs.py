@@ -21,11 +21,11 @@ from harness.report.labels import (
     spell,
 )
 from harness.report.measurements import epochs
-from harness.report.summary import Group, compute_median, compute_ratio
+from harness.report.summary import LoaderGroup, compute_median, compute_ratio
 from harness.results.attributed import PARTS
 from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.results.reader import Results
-from joulefeed.table import Column, Table
+from joulefeed.table import Table, TableColumn
 
 _J_PER_KWH: Final = 3.6e6
 _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
@@ -52,24 +52,24 @@ _SOURCES: Final[Mapping[str, Sequence[str]]] = {"net": DOMAINS, "stalled": ("gpu
 """The domains that a column is made of; the others are of the CPU."""
 
 
-def make_cost_table(results: Results, groups: Sequence[Group], workload: str) -> Table | None:
+def make_cost_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table | None:
     """Return a row a loader and regime, with the columns of which something is known; None when nothing is."""
     here, frame = _list_measured(groups, workload), epochs(results).set_index(["cell_id", "epoch"])
     # The bound reads nothing, so that it is the same at every distance, and is measured at one.
     bound = next((one for one in groups if one.workload == workload and one.loader in results.bounds), None)
     every = [_write_costs(group, compute_ratio(bound, group), frame) for group in here]
     known = [head for head in (every[0] if every else {}) if any(cells[head] != UNKNOWN for cells in every)]
-    columns = [Column(head, note=_NOTES.get(head, "")) for head in known]
+    columns = [TableColumn(head, note=_NOTES.get(head, "")) for head in known]
     return _make_table(results, "loader", here, columns, [[cells[head] for head in known] for cells in every])
 
 
-def make_joule_table(results: Results, groups: Sequence[Group], workload: str) -> Table | None:
+def make_joule_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table | None:
     """Return a row a loader and regime, with the columns of which something is known; None when nothing is.
 
     The columns that matter most come first. The head of one that contains an estimate says so.
     """
     here, cells = _list_measured(groups, workload), []
-    columns: list[Column] = []
+    columns: list[TableColumn] = []
     for head, value in _list_joules(results).items():
         known = [compute_median(group.rows, value) for group in here]
         if all(one is None for one in known):
@@ -79,17 +79,21 @@ def make_joule_table(results: Results, groups: Sequence[Group], workload: str) -
         name = head + (" gross" if is_gross else "")
         notes = [_NOTES.get(name, ""), "est.: an estimate, which no sensor measured" if is_estimated else ""]
         note, name = "; ".join(filter(None, notes)), name + (" est." if is_estimated else "")
-        columns.append(Column(name, optional=len(columns), note=note))
+        columns.append(TableColumn(name, optional=len(columns), note=note))
         cells.append([_write_amount(one) if head in ("cost", "g CO2") else _write_joules(one) for one in known])
     return _make_table(results, "joules", here, columns, [list(row) for row in zip(*cells, strict=True)])
 
 
-def _list_measured(groups: Sequence[Group], workload: str) -> list[Group]:
+def _list_measured(groups: Sequence[LoaderGroup], workload: str) -> list[LoaderGroup]:
     return [group for group in groups if group.workload == workload and group.measured]
 
 
 def _make_table(
-    results: Results, corner: str, groups: Sequence[Group], columns: Sequence[Column], cells: Sequence[Sequence[str]]
+    results: Results,
+    corner: str,
+    groups: Sequence[LoaderGroup],
+    columns: Sequence[TableColumn],
+    cells: Sequence[Sequence[str]],
 ) -> Table | None:
     labels = regime_labels(results)
     names = [spell(one.loader) + (f", {labels[one.regime]}" if len(results.regimes) > 1 else "") for one in groups]
@@ -97,7 +101,7 @@ def _make_table(
     return Table((corner, *columns), rows) if columns else None
 
 
-def _write_costs(group: Group, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
+def _write_costs(group: LoaderGroup, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
     cells = {
         "set-up": seconds(group.setup_s.median if group.setup_s else None),
         "first epoch": seconds(group.first_s.median if group.first_s else None),

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from harness.report.claims import Claim
 from harness.report.costs import make_cost_table, make_joule_table
 from harness.report.distance import make_distance_table
-from harness.report.figures import BrokenFigure, Drawn
+from harness.report.figures import BrokenFigure, DrawnFigure
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import (
     UNKNOWN,
@@ -30,7 +30,7 @@ from harness.report.labels import (
 )
 from harness.report.remarks import list_caveats, list_problems, write_headline
 from harness.report.summary import (
-    Group,
+    LoaderGroup,
     Stat,
     choose_base,
     compute_ratio,
@@ -52,7 +52,7 @@ _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SUR
 """Colours of the figures that follow the page's light or dark theme."""
 
 
-def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Drawn | BrokenFigure]) -> Path:
+def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[DrawnFigure | BrokenFigure]) -> Path:
     """Write report.html into the results folder; returns its path."""
     environment = Environment(
         loader=PackageLoader("harness.report", "template"),
@@ -73,7 +73,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         caveats=list_caveats(results, groups),
         problems=list_problems(results),
         claims=claims,
-        figures=[(figure, _inline_svg(figure) if isinstance(figure, Drawn) else None) for figure in figures],
+        figures=[(figure, _inline_svg(figure) if isinstance(figure, DrawnFigure) else None) for figure in figures],
         rules=_rules(results),
         verdicts=_VERDICTS,
         cells=[_cell(results, cell) for cell in results.cells],
@@ -101,7 +101,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
     return path
 
 
-def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, object]:
+def _workload(results: Results, groups: Sequence[LoaderGroup], workload: str) -> dict[str, object]:
     here = [group for group in groups if group.workload == workload]
     labels = regime_labels(results)
     sections = []
@@ -128,7 +128,7 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
     }
 
 
-def _inline_svg(figure: Drawn) -> Markup:
+def _inline_svg(figure: DrawnFigure) -> Markup:
     """Return a saved SVG fit to stand in HTML: no prologue, the drawn width as `--drawn`, the page's colours."""
     text = figure.svg.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, TypeAlias
-
-import yaml
 
 from harness.report.distance import compare_distances
 from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
-from harness.report.summary import Group, Stat
-from harness.report.templates import fill
+from harness.report.summary import LoaderGroup, Stat
+from harness.report.templates import fill, read_sentences
 from harness.results.cells import CellResult, EnergyRecord, HostRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import DOMAINS, EpochRow
@@ -26,7 +22,6 @@ from harness.testbed.caches import MAPPED_STAY
 
 KINDS: Final = ("failed", "damaged", "interrupted", "running", "not run", "invalid", "warning")
 """Kinds of problem, the gravest first."""
-_TEMPLATES: Final = Path(__file__).parent / "template" / "remarks.yaml"
 _MOUNTS: Final = {"nfs4": "kernel NFSv4, as in the paper", "sshfs": "sshfs (the paper mounts NFSv4)"}
 _LINKS: Final = {"relay": "a user-space delay line", "netem": "the kernel's netem"}
 
@@ -56,18 +51,12 @@ class Problem:
     """The reason: the error, or the rule with the expected and the found value. May be empty."""
 
 
-@lru_cache(maxsize=1)
-def _read_templates() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = yaml.safe_load(_TEMPLATES.read_text(encoding="utf-8"))
-    return found
-
-
-def list_caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
+def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Caveat, ...]:
     """Return what limits the figures first, then what explains them."""
     facts = {**_list_facts(results), "energies": _energies(groups)}
     found = [
         Caveat(fill(entry["topic"], one), fill(entry["text"], one), bool(entry.get("weakens") or one.get("weakens")))
-        for entry in _read_templates()["caveats"]
+        for entry in read_sentences()["caveats"]
         for one in facts[entry["of"]]
     ]
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
@@ -143,7 +132,7 @@ def _accelerators(results: Results) -> Sequence[_Facts]:
     ]
 
 
-def _energies(groups: Sequence[Group]) -> Sequence[_Facts]:
+def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     rows = [row for group in groups for row in group.rows]
     estimated = [domain.upper() for domain in DOMAINS if any(domain in row.estimated for row in rows)]
     absent = [domain.upper() for domain in DOMAINS if not any(domain in row.joules for row in rows)]
@@ -247,7 +236,7 @@ def _links(results: Results) -> Sequence[_Facts]:
     ]
 
 
-def write_headline(results: Results, groups: Sequence[Group]) -> str:
+def write_headline(results: Results, groups: Sequence[LoaderGroup]) -> str:
     """Return what the run found, in a sentence or two."""
     measured = [group for group in groups if group.time_s and group.loader in results.readers]
     valid = [group for group in measured if group.trusted and group.workload == measured[0].workload]
@@ -272,10 +261,10 @@ def write_headline(results: Results, groups: Sequence[Group]) -> str:
                 for group, time in sorted(here, key=lambda one: one[1])
             ],
         }
-    return fill(_read_templates()["headline"], facts)
+    return fill(read_sentences()["headline"], facts)
 
 
-def _list_slowdowns(results: Results, groups: Sequence[Group], workload: str) -> _Facts:
+def _list_slowdowns(results: Results, groups: Sequence[LoaderGroup], workload: str) -> _Facts:
     """Return how much slower each loader is at the farthest distance."""
     labels = regime_labels(results)
     far = [one for one in compare_distances(results, groups, workload) if one.regime == results.regimes[-1]]

@@ -29,7 +29,7 @@ from harness.report.labels import (
 from harness.report.remarks import list_caveats, list_problems, write_headline
 from harness.report.render import Report
 from harness.report.summary import (
-    Group,
+    LoaderGroup,
     Stat,
     choose_base,
     compute_ratio,
@@ -40,7 +40,7 @@ from harness.report.summary import (
 )
 from harness.results.epoch_row import SPREAD_LIMIT
 from harness.results.reader import Results, read_results
-from joulefeed.table import Cell, Column, Style, Table, print_table
+from joulefeed.table import Style, Table, TableCell, TableColumn, print_table
 
 SHOWN_PROBLEMS: Final = 12
 _MAX_ROWS: Final = 24
@@ -49,7 +49,7 @@ _RATIO, _SPREAD, _INTERVAL, _USE = 1, 2, 3, 4
 """The order in which columns beside the medians stay where there is little room."""
 _MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
 _CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
-_LIST: Final = (Column("", left=True), Column("", left=True, wraps=True))
+_LIST: Final = (TableColumn("", left=True), TableColumn("", left=True, wraps=True))
 """The columns of a list: a mark or topic, and a text."""
 
 
@@ -69,7 +69,7 @@ def print_report(report: Report, console: Console) -> None:
         _print(table, console)
     _print_claims(console, report.claims)
     _print(_list_problems(results), console, "Not as planned")
-    rows = [(Cell(one.topic, "warn" if one.weakens else "dim"), one.text) for one in list_caveats(results, groups)]
+    rows = [(TableCell(one.topic, "warn" if one.weakens else "dim"), one.text) for one in list_caveats(results, groups)]
     _print(Table(_LIST, rows) if rows else None, console, "To know")
     console.print()
 
@@ -82,18 +82,18 @@ def print_medians(report: Report, console: Console) -> None:
 
 def print_jobs(jobs: Sequence[Job], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
-    rows: list[Sequence[Cell | str]] = []
+    rows: list[Sequence[TableCell | str]] = []
     sections = set()
     for number, (job, overrides) in enumerate(zip(jobs, changed(jobs), strict=True), 1):
         sections.add(len(rows))
         # The last part of a key is enough here; the list below has all of it.
-        title = Cell(" ".join((f"{number}:", *map(_shorten, overrides))), "strong")
-        groups = _list_job_rows(job) or [["", "", "", UNKNOWN, UNKNOWN, Cell("no rows", "bad")]]
+        title = TableCell(" ".join((f"{number}:", *map(_shorten, overrides))), "strong")
+        groups = _list_job_rows(job) or [["", "", "", UNKNOWN, UNKNOWN, TableCell("no rows", "bad")]]
         rows += [(title if place == 0 else "", *row) for place, row in enumerate(groups)]
-    names = [Column(name, left=True) for name in ("workload", "regime", "loader")]
+    names = [TableColumn(name, left=True) for name in ("workload", "regime", "loader")]
     _print(
         Table(
-            (Column("job", left=True, wraps=True), *names, "epoch", "energy", "valid"),
+            (TableColumn("job", left=True, wraps=True), *names, "epoch", "energy", "valid"),
             rows,
             sections=frozenset(sections),
         ),
@@ -116,7 +116,7 @@ def _print(table: Table | None, console: Console, title: str = "") -> None:
         print_table(table, console)
 
 
-def _name_run(results: Results, groups: Sequence[Group]) -> Text:
+def _name_run(results: Results, groups: Sequence[LoaderGroup]) -> Text:
     planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
     colour = {"good": "green", "warn": "yellow", "bad": "red"}[_choose_style(valid, planned)]
     text = Text.assemble((results.name, "bold"), "  ", (f"{valid} of {planned}", colour), " epochs valid")
@@ -129,57 +129,59 @@ def _choose_style(valid: int, planned: int) -> Style:
     return "good" if valid == planned else "warn" if valid else "bad"
 
 
-def _print_medians(console: Console, results: Results, groups: Sequence[Group], workload: str) -> None:
+def _print_medians(console: Console, results: Results, groups: Sequence[LoaderGroup], workload: str) -> None:
     title = spell(workload) if len(results.workloads) > 1 else ""
     _print(_make_median_table(results, groups, workload), console, title)
 
 
-def _make_median_table(results: Results, groups: Sequence[Group], workload: str) -> Table:
+def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table:
     labels, base = regime_labels(results), choose_base(results)
     known = [group for group in groups if group.total_j is not None]
     all_estimated = bool(known) and all(group.estimated for group in known)
     ratios = [
-        Column("ratio", optional=_RATIO, note=_explain_ratio(groups, base)),
-        Column("95\u00a0%", optional=_INTERVAL),
+        TableColumn("ratio", optional=_RATIO, note=_explain_ratio(groups, base)),
+        TableColumn("95\u00a0%", optional=_INTERVAL),
     ]
     repeated = any(group.time_s and len(group.time_s.values) > 1 for group in groups)
     spread = "spread: largest − smallest, of the median" if repeated else ""
-    beside = [Column("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
+    beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
     untrusted = any(group.measured and not group.trusted for group in groups)
-    columns: list[Column | str] = [
-        Column("regime", left=True),
-        Column("loader", left=True),
+    columns: list[TableColumn | str] = [
+        TableColumn("regime", left=True),
+        TableColumn("loader", left=True),
         "epoch",
         *beside,
-        Column("estimate", note="estimate: joules that no sensor measured") if all_estimated else "energy",
+        TableColumn("estimate", note="estimate: joules that no sensor measured") if all_estimated else "energy",
         *beside,
-        Column("AU", optional=_USE),
-        Column("MB/s", optional=_USE),
-        Column("valid", note="†: no valid row behind it, but invalid ones" if untrusted else ""),
+        TableColumn("AU", optional=_USE),
+        TableColumn("MB/s", optional=_USE),
+        TableColumn("valid", note="†: no valid row behind it, but invalid ones" if untrusted else ""),
     ]
-    rows: list[Sequence[Cell | str]] = []
+    rows: list[Sequence[TableCell | str]] = []
     sections = set()
     here = sorted(
         (group for group in groups if group.workload == workload), key=lambda group: results.regimes.index(group.regime)
     )
     for regime, members in groupby(here, key=lambda group: group.regime):
         sections.add(len(rows))
-        first = Cell(labels[regime].replace(", ", ",\n"), "strong")
+        first = TableCell(labels[regime].replace(", ", ",\n"), "strong")
         below = find(groups, workload, regime, base)
         for place, group in enumerate(members):
             cells = _write_group(group, None if group.loader in results.bounds else below, bool(base), all_estimated)
-            name = Cell(spell(group.loader), "accent" if group.loader == results.streaming else "")
+            name = TableCell(spell(group.loader), "accent" if group.loader == results.streaming else "")
             rows.append((first if place == 0 else "", name, *cells))
     return Table(columns, rows, notes=(describe_medians(groups),), sections=frozenset(sections))
 
 
-def _explain_ratio(groups: Sequence[Group], base: str | None) -> str:
+def _explain_ratio(groups: Sequence[LoaderGroup], base: str | None) -> str:
     return f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}" if base else ""
 
 
-def _write_group(group: Group, base: Group | None, compared: bool, all_estimated: bool) -> list[Cell | str]:
+def _write_group(
+    group: LoaderGroup, base: LoaderGroup | None, compared: bool, all_estimated: bool
+) -> list[TableCell | str]:
     """Return the cells of one loader in one regime, from the epoch on."""
-    cells: list[Cell | str] = []
+    cells: list[TableCell | str] = []
     total = joules(group.total_j.median if group.total_j else None)
     if group.estimated and group.total_j and not all_estimated:
         total += " est."
@@ -187,30 +189,30 @@ def _write_group(group: Group, base: Group | None, compared: bool, all_estimated
         (group.time_s, seconds(group.time_s.median if group.time_s else None), compute_ratio(group, base)),
         (group.total_j, total, compute_ratio(group, base, lambda row: row.total_j)),
     ):
-        cells += [Cell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
-        cells += [write_ratio(ratio), Cell(span(ratio), "dim")] if compared else []
+        cells += [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
+        cells += [write_ratio(ratio), TableCell(span(ratio), "dim")] if compared else []
     cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
     mark = "" if group.trusted or not group.measured else " †"
-    return [*cells, Cell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
+    return [*cells, TableCell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
 
 
-def _write_spread(group: Group, stat: Stat | None) -> Cell:
+def _write_spread(group: LoaderGroup, stat: Stat | None) -> TableCell:
     spread = stat.spread if stat else None
     is_wide = spread is not None and spread >= SPREAD_LIMIT
-    return Cell(percent(spread), "warn" if is_wide and group.trusted else "dim")
+    return TableCell(percent(spread), "warn" if is_wide and group.trusted else "dim")
 
 
 def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
-    rows: list[Sequence[Cell | str]] = []
+    rows: list[Sequence[TableCell | str]] = []
     conflicts: set[str] = set()
     for claim in (claim for claim in claims if claim.verdict != NOT_CHECKED):
         mark, style = _MARKS[claim.verdict]
         conflict = claim.conflict if claim.conflict not in conflicts else ""
         conflicts.add(claim.conflict)
-        sentence = Cell(claim.claim, detail=f"The paper contradicts itself: {conflict}" if conflict else "")
-        here = Cell(claim.actual, style, claim.span or "one repeat")
-        rows.append((Cell(mark, style), sentence, here, Cell(claim.expected, "dim")))
-    heads = (Column("", left=True), Column("claims of the paper", left=True, wraps=True), "here", "paper")
+        sentence = TableCell(claim.claim, detail=f"The paper contradicts itself: {conflict}" if conflict else "")
+        here = TableCell(claim.actual, style, claim.span or "one repeat")
+        rows.append((TableCell(mark, style), sentence, here, TableCell(claim.expected, "dim")))
+    heads = (TableColumn("", left=True), TableColumn("claims of the paper", left=True, wraps=True), "here", "paper")
     _print(Table(heads, rows, notes=(_CLAIM_LEGEND,)) if rows else None, console)
     skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
     if skipped:
@@ -224,11 +226,11 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
 def _list_problems(results: Results) -> Table | None:
     found = list_problems(results)
     styles: dict[str, Style] = {"warning": "warn", "not run": "dim"}
-    rows: list[tuple[Cell | str, str]] = []
+    rows: list[tuple[TableCell | str, str]] = []
     for problem in found[:SHOWN_PROBLEMS]:
         where = problem.where if problem.count == 1 else f"{problem.where} ({problem.count} times)"
         rows.append(
-            (Cell(problem.kind, styles.get(problem.kind, "bad")), ": ".join(filter(None, (where, problem.text))))
+            (TableCell(problem.kind, styles.get(problem.kind, "bad")), ": ".join(filter(None, (where, problem.text))))
         )
     if len(found) > SHOWN_PROBLEMS:
         rows.append(("", f"and {len(found) - SHOWN_PROBLEMS} more; report.html lists all"))
@@ -240,7 +242,7 @@ def _shorten(override: str) -> str:
     return key.rpartition(".")[2] + equals + value
 
 
-def _list_job_rows(job: Job) -> list[list[Cell | str]]:
+def _list_job_rows(job: Job) -> list[list[TableCell | str]]:
     if job.folder is None:
         return []
     try:
@@ -248,7 +250,7 @@ def _list_job_rows(job: Job) -> list[list[Cell | str]]:
     except ResultsError:  # interrupted before there was anything to read
         return []
     labels = regime_labels(results)
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for group in summarise(results):
         energy = joules(group.total_j.median if group.total_j else None)
         rows.append(
@@ -256,7 +258,7 @@ def _list_job_rows(job: Job) -> list[list[Cell | str]]:
                 *(spell(group.workload), labels[group.regime], spell(group.loader)),
                 seconds(group.time_s.median if group.time_s else None),
                 f"{energy} est." if group.estimated and group.total_j else energy,
-                Cell(f"{group.valid} of {group.planned}", _choose_style(group.valid, group.planned)),
+                TableCell(f"{group.valid} of {group.planned}", _choose_style(group.valid, group.planned)),
             ]
         )
     return rows

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from harness.errors import ResultsError
@@ -14,23 +16,31 @@ from harness.report import papers
 from harness.report.labels import accelerators, factor, joules, megabytes, percent, seconds, significant, spell
 from harness.results.reader import Results
 
+_SENTENCES: Final = Path(__file__).parent / "template" / "remarks.yaml"
 _ASSUMED: Final = re.compile(r"emulated: assumed (\S+) s a sample")
+
+
+@lru_cache(maxsize=1)
+def read_sentences() -> Mapping[str, Any]:
+    """Return the templates of template/remarks.yaml."""
+    found: Mapping[str, Any] = yaml.safe_load(_SENTENCES.read_text(encoding="utf-8"))
+    return found
 
 
 def run_words(results: Results) -> Mapping[str, object]:
     """Return what every template may use: `name`, `workload`, `accelerators`, `steps`, `emulated`, `assumed`, ...."""
-    return {
+    words = {
         "name": results.name,
         "workload": next(iter(results.workloads), ""),
         "accelerators": accelerators(results),
         "steps": _steps(results),
         "emulated": results.emulated,
         "assumed": any("assumed" in cell.accelerator for cell in results.cells),
-        "emulation": _emulation(results),
         "memory": _memory(results),
         "scaled": _scaled(results),
         "timed_steps": _timed_steps(results),
     }
+    return {**words, "emulation": " " + fill(read_sentences()["emulation"], words) if results.emulated else ""}
 
 
 def fill(template: str, words: Mapping[str, object]) -> str:
@@ -83,21 +93,6 @@ def _steps(results: Results) -> str:
         return accelerators(results)
     lasting = ", ".join(f"{spell(workload)} {duration}" for workload, duration in assumed.items())
     return f"emulated, s a sample assumed: {lasting}"
-
-
-def _emulation(results: Results) -> str:
-    """Return whose use an emulated accelerator's is, and why an assumed step lasts as long as it does."""
-    if not results.emulated:
-        return ""
-    text = " The accelerator is emulated: its use is the share of time in which a step lasted."
-    if not any("assumed" in cell.accelerator for cell in results.cells):
-        return text
-    return text + (
-        " Its steps are assumed, as a share of the time in which the workers load as many samples: 46 %, the paper's "
-        "mean of GPU use with PyTorch over all workloads (section 5.3), and 55 % for UNet3D, which this project "
-        "computes from Table 2 (0.5 s a sample by 12 workers) and MLPerf Storage (0.636 s for 7 samples on each of "
-        "four A100); the paper measures 57.4 % there (section 3.3). How high PyTorch's line lies is thus no finding."
-    )
 
 
 def _memory(results: Results) -> str:

@@ -17,8 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.collect import collect
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
-from harness.report import Rendered, Report, read_report, render
-from harness.report.figures import check_figures
+from harness.report import Rendered, Report, check_figures, read_report, render
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger

@@ -4,7 +4,7 @@ import pytest
 
 from harness.diagnose.figure import draw
 from harness.diagnose.verdict import judge
-from harness.report.claims.words import find_knee
+from harness.report.claims.bound import find_knee
 
 FLAT = {1: 0.36, 2: 0.58, 3: 0.59, 4: 0.60, 6: 0.59, 8: 0.60}
 

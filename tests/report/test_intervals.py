@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from harness.report.claims.words import find_knee
+from harness.report.claims.bound import find_knee
 from harness.report.intervals import Estimate, Interval, combine, divide, estimate, student_quantile
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.report.paired import compare_pairs
+from harness.report.intervals import compare_pairs
 from harness.workloads.classification import Classification
 from harness.workloads.training import TrainingStep
 from loaders import PyTorchLoader, SampleAwareLoader, Samples

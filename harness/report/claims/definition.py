@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from harness.config.validation import Section
-from harness.report.claims.words import Bound, Style
+from harness.report.claims.bound import Bound, Style
 
 Side = Literal["both", "of", "over"]
 Accelerator = Literal["real", "computed", "published", "scaled", "emulated", "any"]

@@ -8,13 +8,13 @@ from typing import Final
 
 from matplotlib.colors import to_rgb
 
-from harness.report.distance import find_at_rtt, read_paper_figure, sum_kj
+from harness.report.distance import compare_distances, find_at_rtt, read_paper_figure, sum_kj
 from harness.report.figures.definition import Bars
 from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
-from harness.report.labels import percent, regime_labels, rtt, significant
+from harness.report.labels import factor, percent, ratio, regime_labels, rtt, significant
 from harness.report.measurements import find_base
 from harness.report.papers import Tree, find_values, low
-from harness.report.summary import Group, compute_median, compute_ratio, find, summarise
+from harness.report.summary import LoaderGroup, compute_median, compute_ratio, find, summarise
 from harness.results.reader import Results
 
 _MB_PER_GBIT: Final = 125.0
@@ -37,7 +37,7 @@ class LoaderBar:
     width: float
     colour: tuple[float, ...]
     stage: int = 0
-    group: Group | None = None
+    group: LoaderGroup | None = None
     """The epochs of this run; None where there are none, and for a paper."""
     rtt_ms: float | None = None
     """The paper's round trip; None for this run."""
@@ -71,7 +71,7 @@ class BarValue:
 
 def choose_workload(spec: Bars, results: Results) -> str:
     """Return the workload of the bars: the last stage, the one of the paper's figure, or the run's first one."""
-    published = read_paper_figure(spec.values).workload if spec.below else ""
+    published = read_paper_figure(spec.values).workload if spec.by_distance else ""
     wanted = spec.stages[-1] if spec.stages else published
     return wanted if wanted in results.workloads else next(iter(results.workloads), "")
 
@@ -120,7 +120,7 @@ def _list_paper_distances(spec: Bars, results: Results) -> Mapping[str, Sequence
     Of a figure by distance: the run's loaders at the distances that both have, or at all of the paper's. Of other
     figures: all of the paper's loaders, those of the run first.
     """
-    if not spec.below:
+    if not spec.by_distance:
         values = _paper_values(spec)
         loaders = [
             *(one for one in results.loaders if one in values),
@@ -161,6 +161,8 @@ def read_values(spec: Bars, results: Results, measure: str, bars: Sequence[Loade
         return [_read_joules(spec, bar, scale) for bar in bars]
     if measure == "joules_per_gb":
         return [_read_joules_per_gb(bar) for bar in bars]
+    if measure == "slowdown":
+        return _read_slowdowns(spec, results, bars)
     fixed = find_fixed(spec, results)
     return [_read_share(spec, results, bar, fixed) for bar in bars]
 
@@ -180,6 +182,22 @@ def _read_seconds(spec: Bars, bar: LoaderBar) -> BarValue | None:
     stat, first = bar.group.time_s, bar.group.first_s
     firsts = first.values if first and not spec.stages else ()
     return BarValue(stat.median, significant(stat.median), points=stat.values, firsts=firsts)
+
+
+def _read_slowdowns(spec: Bars, results: Results, bars: Sequence[LoaderBar]) -> list[BarValue | None]:
+    """Return how many times as long as at the nearest distance an epoch takes, of a paper from its seconds."""
+    if any(bar.rtt_ms is not None for bar in bars):
+        times = [(bar.loader, read_paper_figure(spec.values).epoch_s[bar.loader][bar.rtt_ms or 0.0]) for bar in bars]
+        nearest = dict(reversed(times))
+        return [BarValue(time_s / nearest[loader], factor(time_s / nearest[loader])) for loader, time_s in times]
+    found = compare_distances(results, summarise(results), choose_workload(spec, results))
+    ours = {(one.loader, one.regime): one.ours for one in found}
+    values: list[BarValue | None] = []
+    for bar in bars:
+        one = ours.get((bar.loader, bar.group.regime)) if bar.group else None
+        is_nearest = bar.group is not None and bar.group.regime == results.regimes[0] and bar.group.time_s is not None
+        values.append(BarValue(one.value, ratio(one)) if one else BarValue(1.0, "1×") if is_nearest else None)
+    return values
 
 
 def _read_joules(spec: Bars, bar: LoaderBar, scale: float) -> BarValue | None:
@@ -210,7 +228,7 @@ def _read_joules_per_gb(bar: LoaderBar) -> BarValue | None:
     return BarValue(total, significant(total, 2), parts=parts, estimated=bar.group.estimated)
 
 
-def compute_joules_per(group: Group | None, unit: str, scale: float) -> float | None:
+def compute_joules_per(group: LoaderGroup | None, unit: str, scale: float) -> float | None:
     """Return the joules of an epoch for every `scale` bytes or samples, `unit`, of it; None where they are unknown."""
     if group is None or group.total_j is None:
         return None
@@ -218,14 +236,14 @@ def compute_joules_per(group: Group | None, unit: str, scale: float) -> float | 
     return group.total_j.median * scale / count if count else None
 
 
-def _read_share(spec: Bars, results: Results, bar: LoaderBar, fixed: Group | None) -> BarValue | None:
+def _read_share(spec: Bars, results: Results, bar: LoaderBar, fixed: LoaderGroup | None) -> BarValue | None:
     share, rate = compute_share(spec, results, bar, fixed), compute_rate(spec, bar)
     if share is None:
         return None
     return BarValue(share, percent(share).removesuffix(" %"), inside="" if rate is None else significant(rate))
 
 
-def compute_share(spec: Bars, results: Results, bar: LoaderBar, fixed: Group | None) -> float | None:
+def compute_share(spec: Bars, results: Results, bar: LoaderBar, fixed: LoaderGroup | None) -> float | None:
     """Return the throughput of a bar over the bound; None where either is unknown."""
     if bar.rtt_ms is not None:
         value = find_at_rtt(_paper_values(spec)[bar.loader], bar.rtt_ms)
@@ -248,7 +266,7 @@ def compute_rate(spec: Bars, bar: LoaderBar) -> float | None:
     return compute_median(bar.group.rows, lambda row: row.samples_per_s)
 
 
-def find_fixed(spec: Bars, results: Results) -> Group | None:
+def find_fixed(spec: Bars, results: Results) -> LoaderGroup | None:
     """Return the loader that reads nothing in an epoch: its rate is the same in every regime, so it runs in one."""
     groups, bound = summarise(results), next(iter(results.bounds), None)
     found = (find(groups, choose_workload(spec, results), regime, bound) for regime in results.regimes)

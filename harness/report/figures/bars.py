@@ -16,11 +16,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from harness.report.distance import Slowdown, compare_distances, find_at_rtt
+from harness.report.distance import find_at_rtt
 from harness.report.figures.bar_values import (
     BarValue,
     LoaderBar,
-    choose_workload,
     compute_joules_per,
     compute_rate,
     compute_share,
@@ -45,15 +44,14 @@ from harness.report.figures.style import (
     choose_colour,
 )
 from harness.report.intervals import Ratio
-from harness.report.labels import UNKNOWN, factor, megabytes, percent, ratio, regime_labels, significant, spell
+from harness.report.labels import UNKNOWN, megabytes, percent, regime_labels, significant, spell
 from harness.report.measurements import find_base
 from harness.report.papers import find_published, find_table, read_paper
-from harness.report.summary import Group, compute_median, compute_ratio, summarise
+from harness.report.summary import LoaderGroup, compute_median, compute_ratio
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 from joulefeed.table import Table
 
-_TOP_INCHES: Final = 5.7
 _TITLE_CHARACTERS: Final = 10.0
 """That fit into an inch of a panel."""
 _HIGHEST_SHARE: Final = 1.35
@@ -70,6 +68,7 @@ _PAPER: Final[Mapping[str, Any]] = {"color": MUTED, "marker": "D", "markerfaceco
 _AXIS_NAMES: Final = {
     "seconds": "seconds per epoch",
     "joules": "joules per epoch",
+    "slowdown": "times the nearest distance",
     "share_of_link": "share of the link's rate\nin bars: MB/s",
     "share_of_fixed": "share of a fixed batch's rate\nin bars: samples/s",
     "joules_per_gb": "kJ per GB",
@@ -77,36 +76,27 @@ _AXIS_NAMES: Final = {
 
 
 def draw(spec: Bars, results: Results, heading: str) -> Figure | None:
-    """Draw the measures, and the slowdowns below or the shares of I/O beside; None when no epoch was measured."""
+    """Draw a row of panels a measure, and the shares of I/O beside; None when no epoch was measured."""
     ours, theirs = make_bars(spec, results), make_paper_bars(spec, results)
     if not any(bar.group and bar.group.measured for bar in ours):
         return None
-    far = compare_distances(results, summarise(results), choose_workload(spec, results)) if spec.below else ()
-    far = tuple(one for one in far if one.ours is not None)
-    bottom_inches = 1.15 + 0.26 * len(far) if far else 0.0
-    width = min(16.0, max(10.0, 0.45 * (len(ours) + len(theirs)) + 3.6))
-    figure = make_sheet((width, _TOP_INCHES + bottom_inches), {"w_pad": 0.1, "h_pad": 0.06, "hspace": 0.04})
-    heights = [_TOP_INCHES, bottom_inches] if far else [1.0]
-    top, *bottom = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    if far:
-        _draw_slowdowns(bottom[0].subplots(), results, far)
+    measures = spec.measures if len(results.regimes) > 1 else [one for one in spec.measures if one != "slowdown"]
     columns = [ours, theirs] if theirs else [ours]
     limits = [_find_limits(bars) for bars in columns]
-    widths = [right - left for left, right in limits] + (
-        [max(4.0, 0.4 * (limits[0][1] - limits[0][0]))] if spec.stages else []
-    )
-    axes = top.subplots(2, len(widths), squeeze=False, width_ratios=widths, height_ratios=[1.0, 1.15])
+    widths = [right - left for left, right in limits]
+    widths += [max(4.0, 0.4 * widths[0])] if spec.stages else []
+    width = min(16.0, max(10.0, 0.45 * (len(ours) + len(theirs)) + 3.6))
+    figure = make_sheet((width, 0.9 + 2.4 * len(measures)), {"w_pad": 0.1, "h_pad": 0.06, "hspace": 0.04})
+    axes = figure.subplots(len(measures), len(widths), squeeze=False, width_ratios=widths)
     for column, bars in enumerate(columns):
-        for row, measure in enumerate(spec.measures):
+        for row, measure in enumerate(measures):
             _draw_measure(axes[row][column], spec, results, measure, bars)
         _name_bars(axes[:, column], bars, limits[column], paper=column > 0)
     _write_titles(spec, results, axes[0], width * widths[-1] / sum(widths), bool(theirs))
     if spec.stages:
         for panel, quantity in zip(axes[:, 1], ("time", "energy"), strict=True):
             _draw_shares(panel, spec, results, quantity)
-    top.legend(
-        handles=_make_handles(spec, results, ours, theirs), loc="outside lower center", ncols=7, handlelength=1.7
-    )
+    figure.legend(handles=_make_handles(spec, results, ours, theirs), loc="outside lower center", ncols=7)
     return figure
 
 
@@ -116,7 +106,8 @@ def words(spec: Bars, results: Results) -> Mapping[str, object]:
     theirs = make_paper_bars(spec, results)
     entry = find_published(spec.values)
     source = f"{read_paper(spec.values.partition('/')[0]).citation}, {entry.at}"
-    above = "the time of an epoch (points are repeats, bars are medians); below, its joules, stacked by domain."
+    above = "the time of an epoch (points are repeats, bars are medians); below, its joules, stacked by domain"
+    above += ", and its slowdown."
     reading = f"Above, {above} {source}, has no numbers in its text, so none stand beside ours."
     if entry.value:
         reading = f"Left, this run: above, {above} Right, what the text of the paper gives: {source}."
@@ -125,11 +116,11 @@ def words(spec: Bars, results: Results) -> Mapping[str, object]:
     )
     marks = {
         "Crosses are first epochs, which are in no median and no ratio.": any(one.first_s for one in groups)
-        and spec.below,
+        and spec.by_distance,
         f"{estimates}.": any(one.estimated for one in groups),
         "A value marked † has no valid row behind it.": any(one.measured and not one.trusted for one in groups),
         "Datasets and machines differ, so compare the slowdowns, not seconds or joules.": bool(
-            spec.below and theirs and len(results.regimes) > 1
+            spec.by_distance and theirs and len(results.regimes) > 1
         ),
     }
     told = " ".join(mark for mark, holds in marks.items() if holds)
@@ -243,7 +234,7 @@ def _describe_conditions(spec: Bars, results: Results) -> str:
     samples, size = compute_median(rows, lambda row: row.samples), compute_median(rows, lambda row: row.bytes)
     placement = {"half": "half of them local", "sharded": "half of them on each of two nodes"}
     accelerators = dict.fromkeys(_shorten(cell.accelerator) for cell in results.cells if cell.accelerator)
-    streams = results.streams if spec.below and not find_published(spec.values).value else None
+    streams = results.streams if spec.by_distance and not find_published(spec.values).value else None
     parts = [
         f"{samples:.0f} images" if samples else "",
         megabytes(size) if size else "",
@@ -366,7 +357,7 @@ def draw_stack(
         base += parts[domain]
 
 
-def _name_bars(column: Sequence[Axes], bars: Sequence[LoaderBar], limits: tuple[float, float], *, paper: bool) -> None:
+def _name_bars(column: Any, bars: Sequence[LoaderBar], limits: tuple[float, float], *, paper: bool) -> None:
     """Write distances below each panel, and loaders above the first one."""
     places: dict[tuple[str, str], list[float]] = {}
     for bar in bars:
@@ -425,11 +416,12 @@ def _make_handles(
     if any(group.estimated for group in groups):
         label = "hatched: estimate, not measured"
         handles.append(Patch(facecolor=FAINT, edgecolor=SURFACE, hatch=ESTIMATE_HATCH, label=label))
-    if spec.below and any(group.first_s for group in groups):
+    if spec.by_distance and any(group.first_s for group in groups):
         handles.append(Line2D([], [], label="first epoch", **_FIRST))
     handles += _make_bound_handle(spec, find_fixed(spec, results))
     if any(group.measured and not group.trusted for group in groups):
-        handles.append(_make_dot(INK, "o", "† no valid row", markerfacecolor=SURFACE))
+        hollow: dict[str, Any] = {"color": INK, "marker": "o", "linestyle": "none", "markerfacecolor": SURFACE}
+        handles.append(Line2D([], [], label="† no valid row", **hollow))
     if spec.stages:
         colours = {loader: choose_colour(find_base(results, loader)) for loader in results.readers}
         handles += [Line2D([], [], color=colour, marker="o", label=spell(loader)) for loader, colour in colours.items()]
@@ -437,57 +429,8 @@ def _make_handles(
     return handles
 
 
-def _make_bound_handle(spec: Bars, fixed: Group | None) -> list[Line2D]:
+def _make_bound_handle(spec: Bars, fixed: LoaderGroup | None) -> list[Line2D]:
     if "seconds" in spec.measures and fixed is not None and fixed.time_s:
         return [Line2D([], [], label=f"fixed batch, the bound: {significant(fixed.time_s.median)} s", **_BOUND)]
     names = {"link": "the link's rate", "fixed": "a fixed batch's throughput"}
     return [Line2D([], [], label=names[spec.share_of], **_BOUND)] if spec.share_of else []
-
-
-def _make_dot(colour: str, marker: str, label: str, **style: Any) -> Line2D:
-    return Line2D([], [], color=colour, marker=marker, linestyle="none", label=label, **style)
-
-
-def _draw_slowdowns(axes: Axes, results: Results, far: Sequence[Slowdown]) -> None:
-    """Draw each slowdown as a point on a log axis, the paper's beside ours."""
-    labels = regime_labels(results)
-    near = labels[far[0].near]
-    axes.set_title(
-        f"Slowdown: epoch time against the same loader {'on local files' if near == 'local' else f'at {near}'}", pad=9
-    )
-    known = [value for one in far for value in (one.ours and one.ours.value, one.paper) if value]
-    left, right = min([*known, 1.0]) * 0.92, max([*known, 2.0]) * 1.55
-    axes.set_xscale("log")
-    axes.set_xlim(left, right)
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if left <= tick <= right]
-    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x", color=GRID)
-    axes.axvline(1.0, color=FAINT, linewidth=1.0, zorder=1)
-    places: list[float] = []
-    for one in far:
-        step = 0.0 if not places else 1.0 if far[len(places) - 1].loader == one.loader else 1.4
-        places.append((places[-1] if places else 0.0) + step)
-        _draw_slowdown(axes, places[-1], one)
-    axes.set_yticks(places, [f"{spell(one.loader)}, {labels[one.regime]}" for one in far], color=INK)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.spines["bottom"].set_visible(False)
-    handles = [_make_dot(INK, "o", "this run", markersize=6)]
-    if any(one.paper is not None for one in far):
-        handles.append(_make_dot(MUTED, "D", "EMLIO paper", markerfacecolor=SURFACE))
-    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.3)
-
-
-def _draw_slowdown(axes: Axes, y: float, one: Slowdown) -> None:
-    if one.ours is None:
-        return
-    ours, text = one.ours.value, ratio(one.ours)
-    if one.paper is not None:
-        axes.plot([ours, one.paper], [y, y], color=FAINT, linewidth=1.6, zorder=2)
-        axes.plot(one.paper, y, linestyle="none", markersize=6, zorder=3, **_PAPER)
-        text += f"  (paper {factor(one.paper)})"
-    face, colour = (INK, INK) if one.ours.trusted else (SURFACE, BAD)
-    axes.plot(ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
-    end, style = (max(ours, one.paper or 0.0), y), {"va": "center", "fontsize": 8.5, "color": colour}
-    write_note(axes, text if one.ours.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)

@@ -72,19 +72,22 @@ class Figure(Section):
 class Bars(Figure):
     """Bars by loader and distance: seconds, joules, throughput over a bound; `values` are a paper's."""
 
-    measures: Sequence[Literal["seconds", "joules", "share_of_link", "share_of_fixed", "joules_per_gb"]] = Field(
-        min_length=2, max_length=2
+    measures: Sequence[Literal["seconds", "joules", "slowdown", "share_of_link", "share_of_fixed", "joules_per_gb"]] = (
+        Field(min_length=1)
     )
-    """Of the two rows of panels. The bound of a share is the rate of the run's link, or the throughput of the loader
-    that reads nothing in an epoch."""
-    below: Literal["", "slowdowns"] = ""
-    """slowdowns: of each loader against the nearest distance. `values` is then a figure by loader and distance."""
+    """A row of panels each. slowdown: against the nearest distance, where `values` is a figure by loader and distance.
+    The bound of a share is the rate of the run's link, or the throughput of the loader that reads nothing."""
     stages: Sequence[str] = ()
     """Workloads, each of which contains those before it: a bar each. Beside, what share those before the last have."""
     link: Annotated[str, AfterValidator(_values)] = ""
     """The id of the MB/s of the paper's link, of which its values are shares; empty where they are shares already."""
     table: Sequence[Literal["rate", "share", "joules_per_gb", "joules_per_sample", "io_share"]] = ()
     """Columns of the table by loader and distance; without any there is no table."""
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether it is a figure by loader and distance."""
+        return "slowdown" in self.measures
 
     @property
     def share_of(self) -> str:

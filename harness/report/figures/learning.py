@@ -15,9 +15,9 @@ from harness.report.claims.composition import Composition, measure_compositions
 from harness.report.figures.definition import Learning
 from harness.report.figures.marks import average_window, make_loader_handles, make_sheet, say, write_note
 from harness.report.figures.style import INK, MUTED, choose_colour
+from harness.report.intervals import Paired, compare_pairs
 from harness.report.labels import UNKNOWN, percent, seconds, significant, spell
 from harness.report.measurements import find_base, first_rank, read_stored
-from harness.report.paired import Paired, compare_pairs
 from harness.report.papers import Tree, low
 from harness.report.papers import find_table as published_table
 from harness.results.reader import Results
