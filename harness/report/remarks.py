@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from harness.report.distance import compare_distances
+from harness.report.figures.sentences import fill, read_sentences
 from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
 from harness.report.summary import LoaderGroup, Stat
-from harness.report.templates import fill, read_sentences
 from harness.results.cells import CellResult, EnergyRecord, HostRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import DOMAINS, EpochRow

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.text import Text
 
 from harness.report.figures import find_figure, make_figure_tables
-from harness.report.templates import run_words
+from harness.report.figures.sentences import run_words
 from harness.results.reader import read_results
 
 LOADERS = {

@@ -22,8 +22,8 @@ from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, ResultsError
 from harness.report.distance import choose_figure
 from harness.report.figures.definition import Bars, Figure, list_packaged, read_figure
+from harness.report.figures.sentences import fill, run_words
 from harness.report.papers import find_published
-from harness.report.templates import fill, run_words
 from harness.results.reader import Results
 from joulefeed.table import Table
 

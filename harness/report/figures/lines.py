@@ -19,8 +19,8 @@ from harness.report.figures.lines_table import (
     LoaderLines,
     describe,
     find_timelines,
-    make_table,
     name_loader,
+    table,
     write_milliseconds,
 )
 from harness.report.figures.marks import make_sheet, say, write_under_title
@@ -29,7 +29,8 @@ from harness.report.figures.timeline import Timeline, choose_regime, list_reader
 from harness.report.labels import regime_labels, spell
 from harness.report.papers import find_values, low
 from harness.results.reader import Results
-from joulefeed.table import Table
+
+__all__ = ["draw", "table", "words"]
 
 _ACCELERATOR, _CPU = DOMAIN_COLOURS["gpu"], DOMAIN_COLOURS["cpu"]
 _DASHED: Final = (0, (5, 3))
@@ -106,11 +107,6 @@ def words(spec: Lines, results: Results) -> Mapping[str, object]:
         "regime": regime_labels(results)[choose_regime(results)],
         "marks": "A loader marked † has no valid row behind it." if untrusted else "",
     }
-
-
-def table(spec: Lines, results: Results) -> Table | None:
-    """Return a row a workload and loader, the paper's rows, and a row a loader over all workloads."""
-    return make_table(spec, results)
 
 
 def _list_keys(spec: Lines, found: LoaderLines, dimensions: Sequence[str]) -> Sequence[Mapping[str, str]]:

@@ -71,7 +71,7 @@ def read_settled(results: Results, workload: str) -> pd.DataFrame:
     return frame[(frame["workload"] == workload) & mark_settled(frame) & ~frame["loader"].isin(results.bounds)]
 
 
-def make_table(spec: Lines, results: Results) -> Table | None:
+def table(spec: Lines, results: Results) -> Table | None:
     """Return a row a workload and loader, the paper's rows, and a row a loader over all workloads."""
     found = find_timelines(spec, results)
     if "loader" in (*spec.down, *spec.across) and not spec.last:

@@ -22,8 +22,8 @@ from harness.report.figures.marks import (
     write_note,
     write_under_title,
 )
+from harness.report.figures.sentences import fill, run_words
 from harness.report.figures.style import FAINT, INK, MUTED, SURFACE
-from harness.report.figures.sweep_table import make_table, read_paper_lines
 from harness.report.figures.sweep_values import (
     BySetting,
     divide_by,
@@ -31,14 +31,16 @@ from harness.report.figures.sweep_values import (
     find_paper,
     make_model,
     read_lines,
+    read_paper_lines,
+    table,
     write_value,
 )
 from harness.report.labels import ratio, significant, spell
 from harness.report.measurements import compare_frames
 from harness.report.papers import read_paper
-from harness.report.templates import fill, run_words
 from harness.results.reader import Results
-from joulefeed.table import Table
+
+__all__ = ["draw", "table", "words"]
 
 _OURS: Final = "sample_aware"
 """The section of the loader that the others are compared with in a panel of a workload."""
@@ -106,11 +108,6 @@ def words(spec: Sweep, results: Results) -> Mapping[str, object]:
         "caps": sorted({model.cap for model in known if model.cap is not None}),
         **(known[0].words if known else {"load_ms": "", "step_ms": ""}),
     }
-
-
-def table(spec: Sweep, results: Results) -> Table | None:
-    """Return the medians; None when no sweep was measured."""
-    return make_table(spec, results)
 
 
 def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: pd.DataFrame, title: str = "") -> None:

@@ -16,7 +16,7 @@ from harness.report import papers
 from harness.report.labels import accelerators, factor, joules, megabytes, percent, seconds, significant, spell
 from harness.results.reader import Results
 
-_SENTENCES: Final = Path(__file__).parent / "template" / "remarks.yaml"
+_SENTENCES: Final = Path(__file__).parents[1] / "template" / "remarks.yaml"
 _ASSUMED: Final = re.compile(r"emulated: assumed (\S+) s a sample")
 
 
