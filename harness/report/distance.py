@@ -131,13 +131,13 @@ def make_distance_table(results: Results, groups: Sequence[LoaderGroup], workloa
     has_paper = any(one.paper is not None for one in found)
     columns: list[TableColumn | str] = [TableColumn(f"epoch against {labels[found[0].near]}", left=True)]
     for regime in results.regimes[1:]:
-        columns += [labels[regime], *(["paper"] if has_paper else [])]
+        columns += [labels[regime], TableColumn("95\u00a0%", optional=1), *(["paper"] if has_paper else [])]
     rows: list[list[TableCell | str]] = []
     for loader in results.readers:
         row: list[TableCell | str] = [spell(loader)]
         for ours, paper in ((one.ours, one.paper) for one in found if one.loader == loader):
             is_weak = ours is None or ours.is_noise or not ours.trusted
-            row.append(TableCell(write_ratio(ours), "dim" if is_weak else "", span(ours)))
+            row += [TableCell(write_ratio(ours), "dim" if is_weak else ""), TableCell(span(ours), "dim")]
             row += [TableCell(factor(paper), "dim")] if has_paper else []
         rows.append(row)
     return Table(columns, rows)

@@ -343,14 +343,18 @@ def test_what_passes_is_told_in_the_style_of_the_value() -> None:
 
 
 def test_rows_of_a_folder_know_the_config_and_its_sweep(build_sweep: Callable[..., Any]) -> None:
-    rows = make_claim_rows(read_results(build_sweep(figures=("spdl_table2",)).write()))
+    folder = build_sweep(figures=("spdl_table2",)).write()
+    metrics = pd.read_parquet(folder / "metrics.parquet").assign(ranks_wait_s=0.3, cpu_user_s=3.0, cpu_system_s=1.0)
+    metrics.to_parquet(folder / "metrics.parquet")
+    rows = make_claim_rows(read_results(folder))
     assert {one.labels["loader.num_workers"] for one in rows} == {1, 2, 4}
     assert {one.labels["loader"] for one in rows} == {"pytorch"} and {one.key for one in rows} > {
         "pytorch_num_workers_4"
     }
     first = next(one for one in rows if one.key == "pytorch_num_workers_2")
     assert first.values["until_first_batch_s"] == pytest.approx(1.25)
-    assert first.values["busy_share"] == pytest.approx(2 / 3)
+    shares = {"busy_share": 2 / 3, "cpu_s_per_sample": 0.05, "ranks_wait_share": 0.1, "cpu_system_share": 0.25}
+    assert {name: first.values[name] for name in shares} == pytest.approx(shares)
     assert "gpu_util" not in first.values
 
 

@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.patheffects import withStroke
 
 from harness.report.distance import find_at_rtt
 from harness.report.figures.bar_values import (
@@ -326,8 +325,9 @@ def _draw_bar(axes: Axes, bar: LoaderBar, value: BarValue, top: float, *, named:
 
 def _write_above(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
     style = {"ha": "center", "va": "bottom", "fontsize": 8, "color": colour}
-    note = write_note(axes, text, (x, y), (0, 4), coordinates="data", **style)
-    note.set_path_effects([withStroke(linewidth=2.5, foreground=SURFACE)])  # the line of a bound may pass it
+    # The line of a bound may pass the text.
+    box = {"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
+    write_note(axes, text, (x, y), (0, 4), coordinates="data", bbox=box, **style)
 
 
 def _write_inside(axes: Axes, bar: LoaderBar, text: str, height: float, *, is_tall: bool) -> None:

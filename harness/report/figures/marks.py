@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
 from matplotlib.transforms import offset_copy
 
@@ -60,10 +59,9 @@ def say(axes: Axes, text: str) -> None:
 
 def write_label(axes: Axes, x: float, y: float, text: str, *, below: bool = False, colour: str = MUTED) -> None:
     """Write a value above or below a point; lines that pass it are hidden behind it."""
-    note = write_note(
-        axes, text, (x, y), (0, -15 if below else 7), coordinates="data", ha="center", fontsize=8, color=colour
-    )
-    note.set_path_effects([withStroke(linewidth=2.5, foreground=SURFACE)])
+    style: dict[str, Any] = {"coordinates": "data", "ha": "center", "fontsize": 8, "color": colour}
+    style["bbox"] = {"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    write_note(axes, text, (x, y), (0, -15 if below else 7), **style)
 
 
 def average_window(values: pd.Series[float], width: int) -> pd.Series[float]:

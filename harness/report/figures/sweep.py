@@ -207,7 +207,7 @@ def _draw_paper(axes: Axes, spec: Sweep) -> None:
 
 
 def _make_handles(spec: Sweep, results: Results, workloads: Sequence[str]) -> list[Line2D]:
-    """Return legend entries for what is neither a loader's line nor explained beside it."""
+    """Return legend entries of the measured values, the model and the bound."""
     handles = []
     models = [make_model(results, workload) for workload in workloads] if spec.model else []
     if any(models):

@@ -241,7 +241,7 @@ def _by_setting(spec: Sweep, results: Results, frame: pd.DataFrame) -> Table:
         dim.add(len(rows))
         rows.append((f"{spell(loader)}, paper", *(write_value(spec.panels[0], known.get(one)) for one in settings)))
     heads = (spec.corner, *(spec.head.format(setting) for setting in settings), *([spec.gain] if spec.gain else []))
-    return Table(heads, [row for row in rows if set(row[1:]) != {UNKNOWN}], dim=frozenset(dim))
+    return Table(heads, tuple(rows), dim=frozenset(dim))
 
 
 def _split(spec: Sweep, frame: pd.DataFrame, panel: Panel) -> list[tuple[str, pd.DataFrame]]:
@@ -271,9 +271,9 @@ def _list_bound_rows(
     spec: Sweep, results: Results, frame: pd.DataFrame, panel: Panel, settings: Sequence[float]
 ) -> list[tuple[str, ...]]:
     """Return the row of what an epoch takes if no worker ever waits, or of how many times that `over` takes."""
-    if spec.bound != NO_WAIT:
-        return []
     bound, name = find_bound(spec, results), "no worker ever waits"
+    if spec.bound != NO_WAIT or not bound:
+        return []
     if not panel.over:
         return [(f"{name}, {panel.row}", *(write_value(panel, bound.get(one)) for one in settings))]
     medians = frame[frame["base"] == panel.over].groupby("setting")[panel.metric].median()
