@@ -189,14 +189,18 @@ def _read_slowdowns(spec: Bars, results: Results, bars: Sequence[LoaderBar]) -> 
     if any(bar.rtt_ms is not None for bar in bars):
         times = [(bar.loader, read_paper_figure(spec.values).epoch_s[bar.loader][bar.rtt_ms or 0.0]) for bar in bars]
         nearest = dict(reversed(times))
-        return [BarValue(time_s / nearest[loader], factor(time_s / nearest[loader])) for loader, time_s in times]
+        return [
+            BarValue(time_s / nearest[loader], factor(time_s / nearest[loader]).rstrip("×")) for loader, time_s in times
+        ]
     found = compare_distances(results, summarise(results), choose_workload(spec, results))
     ours = {(one.loader, one.regime): one.ours for one in found}
     values: list[BarValue | None] = []
     for bar in bars:
         one = ours.get((bar.loader, bar.group.regime)) if bar.group else None
         is_nearest = bar.group is not None and bar.group.regime == results.regimes[0] and bar.group.time_s is not None
-        values.append(BarValue(one.value, ratio(one)) if one else BarValue(1.0, "1×") if is_nearest else None)
+        values.append(
+            BarValue(one.value, ratio(one).rstrip("×")) if one else BarValue(1.0, "1.00") if is_nearest else None
+        )
     return values
 
 

@@ -284,7 +284,9 @@ def _draw_measure(axes: Axes, spec: Bars, results: Results, measure: str, bars: 
 
 
 def _say_absent(axes: Axes, bar: LoaderBar) -> None:
-    """Write why there is no bar; an empty place would pass for 0."""
+    """Write why there is no bar where no epoch was measured; an empty place would pass for 0."""
+    if bar.group is not None and bar.group.time_s is not None:
+        return
     absent = "failed" if bar.group and bar.group.failed else "not run"
     text, colour = (absent, BAD) if bar.rtt_ms is None else ("not\ngiven", MUTED)
     _write_above(axes, bar.x, 0, text, colour)
