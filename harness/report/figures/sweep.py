@@ -134,8 +134,11 @@ def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: 
     theirs = find_paper(panel)
     _draw_paper_values(axes, panel, theirs, fill(panel.paper_note, said))
     if panel.labelled:
+        settings = sorted(shown["setting"].unique())
+        room = 0.08 * (settings[-1] - settings[0]) or 0.5
         axes.set_xscale("linear")
-        axes.set_xticks(sorted(shown["setting"].unique()))
+        axes.set_xticks(settings)
+        axes.set_xlim(settings[0] - room, settings[-1] + room)
         _write_labels(axes, panel, frame, shown, theirs)
     if panel.top:
         axes.set_ylim(0, panel.top)
