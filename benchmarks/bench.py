@@ -62,7 +62,7 @@ def judge_ratios(
     `asked` is like "<= 1.03", ">= 0.97" or "> 1", or nothing. A demand is met where the whole interval meets it, and
     falls short where all of it does; else it is inconclusive.
     """
-    from harness.report.paired import compare_pairs
+    from harness.report.intervals import compare_pairs
 
     logs = dict(enumerate(map(math.log, ratios)))
     found = compare_pairs(dict.fromkeys(logs, 0.0), logs)

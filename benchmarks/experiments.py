@@ -22,7 +22,7 @@ from bench import REPO, Line, at_most, judge_ratios, make_parser, run, spread
 from rich.console import Console
 
 from harness.errors import TestbedError
-from harness.report import Report, print_table, read_report
+from harness.report import Report, print_report, read_report
 from harness.report.tables import print_medians
 
 STREAMING_MOST = {"the paper's bound": 1.05, "the goal": 1.02}
@@ -90,7 +90,7 @@ def seeds() -> Iterator[Line]:
     """Run minato_seeds: whether a model learns the same through two loaders, over five seeds."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-seeds-") as name:
         seconds, _ = watched(Path(name), "minato_seeds")
-        yield Line("minato_seeds, s", "", f"{seconds:.0f}", raw={"text": printed(Path(name), print_table)})
+        yield Line("minato_seeds, s", "", f"{seconds:.0f}", raw={"text": printed(Path(name), print_report)})
 
 
 def printed(folder: Path, show: Callable[[Report, Console], None]) -> str:

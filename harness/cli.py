@@ -186,7 +186,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     if needs_link and experiment.testbed.kind not in ("local", "ssh"):
         _make_environments_before(experiment)
         _enter_user_namespace()
-    from harness.report.figures import check_figures
+    from harness.report import check_figures
     from harness.run.driver import measure
     from harness.run.hosts.controller import run_on_hosts
 
@@ -231,9 +231,9 @@ def _report_on(folder: Path, failed: int) -> _RunEnd:
 
 def _show(outcome: _RunEnd, console: Console, again: str) -> None:
     """Print the table of a run, where its report is, and what to do about cells, rows and figures that are missing."""
-    from harness.report import print_table
+    from harness.report import print_report
 
-    print_table(outcome.report, Console())
+    print_report(outcome.report, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     redraw = shlex.join(["python", "-m", "harness.report", str(outcome.folder)])
     lines = [f"{figure.text}; draw it again with: {redraw}" for figure in outcome.rendered.broken]

@@ -21,7 +21,7 @@ _LEAST_WORDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A text with a style."""
 
     text: str
@@ -35,7 +35,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column. Without `left` it is of numbers: they stand on the right, and the name wraps to their width."""
 
     name: str
@@ -52,8 +52,8 @@ class Column:
 class Table:
     """Rows of texts below columns. A column given as a name is of numbers, or the first one, which is of words."""
 
-    columns: Sequence[Column | str]
-    rows: Sequence[Sequence[Cell | str]]
+    columns: Sequence[TableColumn | str]
+    rows: Sequence[Sequence[TableCell | str]]
     notes: Sequence[str] = ()
     """What the table shows, as parts of the sentence below it."""
     dim: frozenset[int] = frozenset()
@@ -62,12 +62,12 @@ class Table:
     """Rows above which there is a line."""
 
     @property
-    def heads(self) -> tuple[Column, ...]:
-        """The columns, each as a `Column`."""
+    def heads(self) -> tuple[TableColumn, ...]:
+        """The columns, each as a `TableColumn`."""
         heads = []
         for place, head in enumerate(self.columns):
             words = place == 0
-            heads.append(Column(head, left=words, wraps=words) if isinstance(head, str) else head)
+            heads.append(TableColumn(head, left=words, wraps=words) if isinstance(head, str) else head)
         return tuple(heads)
 
     @property
@@ -153,14 +153,14 @@ def _class(*names: str) -> str:
     return f' class="{known}"' if known else ""
 
 
-def _to_html_cell(cell: Cell | str, head: Column, place: int) -> str:
-    known = Cell(cell) if isinstance(cell, str) else cell
+def _to_html_cell(cell: TableCell | str, head: TableColumn, place: int) -> str:
+    known = TableCell(cell) if isinstance(cell, str) else cell
     detail = f" <small>{escape(known.detail)}</small>" if known.detail else ""
     tag, scope = ("th", ' scope="row"') if place == 0 else ("td", "")
     return f"<{tag}{scope}{_class('' if head.left else 'num', known.style)}>{escape(known.text)}{detail}</{tag}>"
 
 
-def _style_text(cell: Cell | str) -> Text:
+def _style_text(cell: TableCell | str) -> Text:
     from rich.text import Text
 
     if isinstance(cell, str):
@@ -173,14 +173,14 @@ def _break_names(table: Table) -> list[str]:
     """Return the names of the columns; one of numbers is broken into lines of their width, but in no word."""
     names = []
     for place, head in enumerate(table.heads):
-        width = max((len(text) for text in [*head.name.split(), *_list_lines(table, place)]), default=1)
+        width = max((len(text) for text in [*head.name.split(" "), *_list_lines(table, place)]), default=1)
         names.append(head.name if head.left else fill(head.name, max(1, width)))
     return names
 
 
 def _list_lines(table: Table, place: int) -> list[str]:
     cells = (row[place] for row in table.rows)
-    texts = ([cell.text, cell.detail] if isinstance(cell, Cell) else [cell] for cell in cells)
+    texts = ([cell.text, cell.detail] if isinstance(cell, TableCell) else [cell] for cell in cells)
     return [line for parts in texts for text in parts for line in text.split("\n")]
 
 

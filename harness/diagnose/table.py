@@ -11,7 +11,7 @@ from harness.diagnose.advice import format_ms
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.verdict import FED, Verdict
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
-from joulefeed.table import Cell, Column, Table, print_table
+from joulefeed.table import Table, TableCell, TableColumn, print_table
 
 _BAR: Final = 10
 """Characters of a whole load."""
@@ -30,7 +30,7 @@ def print_diagnosis(diagnosis: Diagnosis, verdict: Verdict, console: Console) ->
         console.print()
         if heading:
             console.print(Text(f"{heading}\n", "bold"))
-        columns = [Column("", left=True), Column("", left=True, wraps=True)]
+        columns = [TableColumn("", left=True), TableColumn("", left=True, wraps=True)]
         print_table(Table(columns, [[f"  {mark}", line] for line in lines]), console)
 
 
@@ -58,39 +58,48 @@ def _make_times(diagnosis: Diagnosis, verdict: Verdict) -> Table:
         ("t_compute", format_ms(diagnosis.compute_s), "a step on one cached batch"),
         ("ratio", ratio, f"so ⌈ratio⌉ = {verdict.expected} would hide loading"),
     )
-    columns = [Column("", left=True), Column(""), Column("", left=True, wraps=True)]
-    return Table(columns, [[Cell(name, "strong"), value, Cell(meaning, "dim")] for name, value, meaning in rows])
+    columns = [TableColumn("", left=True), TableColumn(""), TableColumn("", left=True, wraps=True)]
+    return Table(
+        columns, [[TableCell(name, "strong"), value, TableCell(meaning, "dim")] for name, value, meaning in rows]
+    )
 
 
 def _make_stages(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     total = sum(stage.batch_s for stage in diagnosis.stages)
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for stage in diagnosis.stages:
         share = stage.batch_s / total
-        named = Cell(stage.name, "warn") if stage is verdict.stage else stage.name
+        named = TableCell(stage.name, "warn") if stage is verdict.stage else stage.name
         bar = f"{percent(share):>5} {'▇' * round(_BAR * share)}"
         spread = (stage.sample_p50_s, stage.sample_p99_s)
-        rows.append([named, _format_number(stage.batch_s), bar, *(Cell(_format_number(one), "dim") for one in spread)])
-    numbers = Column("ms a batch"), Column("share", left=True), Column("p50 a sample"), Column("p99")
+        rows.append(
+            [named, _format_number(stage.batch_s), bar, *(TableCell(_format_number(one), "dim") for one in spread)]
+        )
+    numbers = (
+        TableColumn("ms a batch"),
+        TableColumn("share", left=True),
+        TableColumn("p50 a sample"),
+        TableColumn("p99"),
+    )
     is_own = diagnosis.subject.runs_pipeline
     whose = "alone in one process" if is_own else "of the pipeline in Python, which this engine replaces by its own"
-    return Table([Column("stage", left=True), *numbers], rows, [f"ms of each stage, {whose}"])
+    return Table([TableColumn("stage", left=True), *numbers], rows, [f"ms of each stage, {whose}"])
 
 
 def _make_workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
-    rows: list[list[Cell | str]] = []
+    rows: list[list[TableCell | str]] = []
     for point in diagnosis.points:
         marks = [name for name, at in (("knee", verdict.knee), ("⌈ratio⌉", verdict.expected)) if point.workers == at]
         rows.append(
             [
                 str(point.workers),
-                Cell(percent(point.predicted), "dim"),
-                Cell(percent(point.utilisation), "good" if point.utilisation >= FED else "warn"),
+                TableCell(percent(point.predicted), "dim"),
+                TableCell(percent(point.utilisation), "good" if point.utilisation >= FED else "warn"),
                 _format_number(point.step_every_s),
                 significant(diagnosis.subject.batch_size / point.step_every_s),
                 f"{point.busy_cores:.1f}",
                 UNKNOWN if point.disk_busy is None else percent(point.disk_busy),
-                Cell(" = ".join(marks), "strong"),
+                TableCell(" = ".join(marks), "strong"),
             ]
         )
     names = ("workers", "predicted", "measured", "ms/step", "samples/s", "cores", "disk")
@@ -98,7 +107,7 @@ def _make_workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     notes = [note, "then the cores and the disk that were busy"]
     if diagnosis.skipped:
         notes.append(f"no time was left for {', '.join(map(str, diagnosis.skipped))}")
-    return Table([*map(Column, names), Column("", left=True)], rows, notes)
+    return Table([*map(TableColumn, names), TableColumn("", left=True)], rows, notes)
 
 
 def _format_number(seconds: float | None) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.report.jobs import print_jobs
-from harness.report.render import Rendered, Report, read_report, render
-from harness.report.tables import print_table
+from harness.report.render import Rendered, Report, check_figures, read_report, render
+from harness.report.tables import print_jobs, print_report
 
-__all__ = ["Rendered", "Report", "print_jobs", "print_table", "read_report", "render"]
+__all__ = ["Rendered", "Report", "check_figures", "print_jobs", "print_report", "read_report", "render"]

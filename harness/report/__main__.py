@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import BROKEN_FIGURE, HarnessError
-from harness.report import print_table, read_report, render
+from harness.report import print_report, read_report, render
 from harness.system.disk import disk_errors
 from harness.system.program import run_program
 
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with disk_errors({"FOLDER": folder}):
             report = read_report(folder)
-            print_table(report, console)
+            print_report(report, console)
             rendered = render(report)
     except HarnessError as error:
         errors.print(f"error: {error}")

@@ -1,68 +1,107 @@
-"""Costs of an epoch beside seconds and joules: set-up, first epoch, CPU, memory, disk reads, share of the bound."""
+"""What an epoch cost beside seconds: set-up, CPU, memory and disk reads, and what its joules were for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import pandas as pd
 
-from harness.report.figures.definition import FigureTable
-from harness.report.labels import UNKNOWN, factor, megabytes, percent, regime_labels, seconds, significant, spell
+from harness.report.intervals import Ratio
+from harness.report.labels import (
+    UNKNOWN,
+    factor,
+    joules,
+    megabytes,
+    percent,
+    regime_labels,
+    seconds,
+    significant,
+    spell,
+)
 from harness.report.measurements import epochs
-from harness.report.summary import Group, compute_ratio
+from harness.report.summary import LoaderGroup, compute_median, compute_ratio
+from harness.results.attributed import PARTS
+from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.results.reader import Results
+from joulefeed.table import Table, TableColumn
 
-
-def _milliseconds(value: float) -> str:
-    return significant(1e3 * value)
-
-
+_J_PER_KWH: Final = 3.6e6
 _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
-    "CPU user, ms a sample": ("cpu_user_s", _milliseconds, "samples"),
-    "CPU system, ms a sample": ("cpu_system_s", _milliseconds, "samples"),
+    "CPU user, ms a sample": ("cpu_user_s", lambda value: significant(1e3 * value), "samples"),
+    "CPU system, ms a sample": ("cpu_system_s", lambda value: significant(1e3 * value), "samples"),
     "memory": ("pss_peak_bytes", megabytes, ""),
     "GPU memory": ("gpu_mem_peak_bytes", megabytes, ""),
     "disk reads": ("read_amplification", factor, ""),
 }
 """By head: a column of metrics.csv, how its median is written, and what it is divided by."""
-_MEANINGS: Final[Mapping[str, str]] = {
+_NOTES: Final[Mapping[str, str]] = {
     "set-up": "set-up: making the loader, before the first epoch",
     "first epoch": "first epoch: of each cell, not in the medians",
     "of bound": "of bound: throughput over that of one batch that is made before the epochs",
     "CPU user, ms a sample": "CPU: of loader and step",
     "memory": "memory: of the cell's processes, shared pages once, the most that was seen",
     "disk reads": "disk reads: where the samples are stored, over the samples' bytes",
+    "net": "net: beyond what the hosts draw idle",
+    "stalled": "stalled: of the accelerator, while the step waited for batches",
+    "loader": "the others: CPU joules net of idle by CPU time; loader: with its step",
+    "loader gross": "gross: CPU joules by CPU time, the idle ones too; loader: with its step",
 }
+_SOURCES: Final[Mapping[str, Sequence[str]]] = {"net": DOMAINS, "stalled": ("gpu",), "cost": DOMAINS, "g CO2": DOMAINS}
+"""The domains that a column is made of; the others are of the CPU."""
 
 
-def make_cost_table(results: Results, groups: Sequence[Group], workload: str) -> FigureTable | None:
+def make_cost_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table | None:
     """Return a row a loader and regime, with the columns of which something is known; None when nothing is."""
-    here = [group for group in groups if group.workload == workload and group.measured]
-    labels, frame = regime_labels(results), epochs(results).set_index(["cell_id", "epoch"])
-    every = [_cells(results, groups, group, frame) for group in here]
-    heads = [head for head in dict.fromkeys(head for cells in every for head in cells) if _is_known(head, every)]
-    if not heads:
-        return None
-    names = [spell(group.loader) + (f", {labels[group.regime]}" if len(results.regimes) > 1 else "") for group in here]
-    rows = [(name, *(cells[head] for head in heads)) for name, cells in zip(names, every, strict=True)]
-    return FigureTable(("loader", *heads), tuple(rows))
-
-
-def explain_costs(table: FigureTable) -> str:
-    """Return what the columns of such a table are, in a sentence."""
-    meanings = "; ".join(_MEANINGS[head] for head in table.columns if head in _MEANINGS)
-    return f"{meanings[:1].upper()}{meanings[1:]}." if meanings else ""
-
-
-def _is_known(head: str, every: Sequence[Mapping[str, str]]) -> bool:
-    return any(cells[head] != UNKNOWN for cells in every)
-
-
-def _cells(results: Results, groups: Sequence[Group], group: Group, frame: pd.DataFrame) -> dict[str, str]:
+    here, frame = _list_measured(groups, workload), epochs(results).set_index(["cell_id", "epoch"])
     # The bound reads nothing, so that it is the same at every distance, and is measured at one.
-    bound = next((one for one in groups if one.workload == group.workload and one.loader in results.bounds), None)
-    of_bound = compute_ratio(bound, group)
+    bound = next((one for one in groups if one.workload == workload and one.loader in results.bounds), None)
+    every = [_write_costs(group, compute_ratio(bound, group), frame) for group in here]
+    known = [head for head in (every[0] if every else {}) if any(cells[head] != UNKNOWN for cells in every)]
+    columns = [TableColumn(head, note=_NOTES.get(head, "")) for head in known]
+    return _make_table(results, "loader", here, columns, [[cells[head] for head in known] for cells in every])
+
+
+def make_joule_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table | None:
+    """Return a row a loader and regime, with the columns of which something is known; None when nothing is.
+
+    The columns that matter most come first. The head of one that contains an estimate says so.
+    """
+    here, cells = _list_measured(groups, workload), []
+    columns: list[TableColumn] = []
+    for head, value in _list_joules(results).items():
+        known = [compute_median(group.rows, value) for group in here]
+        if all(one is None for one in known):
+            continue
+        is_estimated = any(group.estimated.intersection(_SOURCES.get(head, ("cpu",))) for group in here)
+        is_gross = head in PARTS and any(_is_gross(row) for group in here for row in group.rows)
+        name = head + (" gross" if is_gross else "")
+        notes = [_NOTES.get(name, ""), "est.: an estimate, which no sensor measured" if is_estimated else ""]
+        note, name = "; ".join(filter(None, notes)), name + (" est." if is_estimated else "")
+        columns.append(TableColumn(name, optional=len(columns), note=note))
+        cells.append([_write_amount(one) if head in ("cost", "g CO2") else _write_joules(one) for one in known])
+    return _make_table(results, "joules", here, columns, [list(row) for row in zip(*cells, strict=True)])
+
+
+def _list_measured(groups: Sequence[LoaderGroup], workload: str) -> list[LoaderGroup]:
+    return [group for group in groups if group.workload == workload and group.measured]
+
+
+def _make_table(
+    results: Results,
+    corner: str,
+    groups: Sequence[LoaderGroup],
+    columns: Sequence[TableColumn],
+    cells: Sequence[Sequence[str]],
+) -> Table | None:
+    labels = regime_labels(results)
+    names = [spell(one.loader) + (f", {labels[one.regime]}" if len(results.regimes) > 1 else "") for one in groups]
+    rows = [(name, *row) for name, row in zip(names, cells, strict=False)]
+    return Table((corner, *columns), rows) if columns else None
+
+
+def _write_costs(group: LoaderGroup, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
     cells = {
         "set-up": seconds(group.setup_s.median if group.setup_s else None),
         "first epoch": seconds(group.first_s.median if group.first_s else None),
@@ -73,3 +112,38 @@ def _cells(results: Results, groups: Sequence[Group], group: Group, frame: pd.Da
         values = (rows[column] / rows[divisor] if divisor else rows[column]).dropna()
         cells[head] = write(float(values.median())) if len(values) else UNKNOWN
     return cells
+
+
+def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | None]]:
+    energy = results.experiment.energy
+    amounts = {"cost": energy.price_per_kwh, "g CO2": energy.gco2_per_kwh}
+    parts = [name for name in PARTS if name not in ("monitor", "other")]
+    return {
+        "net": lambda row: row.net_j,
+        "stalled": lambda row: row.stalled_j,
+        **{head: partial(_read_amount, per_kwh) for head, per_kwh in amounts.items() if per_kwh is not None},
+        **{name: partial(_read_part, name) for name in (*parts, "other", "monitor")},
+    }
+
+
+def _is_gross(row: EpochRow) -> bool:
+    # Where the idle power is not known, parts are of gross joules.
+    return row.other_j is not None and row.cpu_net_j is None and row.net_j is None
+
+
+def _read_amount(per_kwh: float, row: EpochRow) -> float | None:
+    return None if row.total_j is None else row.total_j * per_kwh / _J_PER_KWH
+
+
+def _read_part(name: str, row: EpochRow) -> float | None:
+    found: float | None = getattr(row, f"{name}_j")
+    return found
+
+
+def _write_joules(value: float | None) -> str:
+    # Net joules of a process that did little are noise of the baseline.
+    return joules(None if value is None else round(value, 2) + 0.0)
+
+
+def _write_amount(value: float | None) -> str:
+    return UNKNOWN if value is None else significant(value)

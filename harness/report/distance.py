@@ -8,9 +8,11 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from harness.report.intervals import Ratio
+from harness.report.labels import factor, regime_labels, span, spell, write_ratio
 from harness.report.papers import Tree, find_published, high, low, read_paper
-from harness.report.summary import Group, compute_ratio, find
+from harness.report.summary import LoaderGroup, compute_ratio, find
 from harness.results.reader import Results
+from joulefeed.table import Table, TableCell, TableColumn
 
 T = TypeVar("T")
 
@@ -84,6 +86,13 @@ def read_paper_figure(path: str) -> PaperFigure:
     )
 
 
+def find_at_rtt(values: Mapping[str, Tree], rtt_ms: float) -> float | None:
+    """Return a paper's value at a round trip, from values by round trip in ms; None where it has none."""
+    return next(
+        (low(value) for key, value in values.items() if abs(rtt_ms - float(key)) <= _SAME_RTT * float(key)), None
+    )
+
+
 def choose_figure(results: Results) -> PaperFigure:
     """Return the paper's figure that asks what a run asks, from where its data lies, its samples and its model."""
     return read_paper_figure(f"{_PAPER}/{_figure_of(results)}")
@@ -98,28 +107,40 @@ def _figure_of(results: Results) -> str:
     return "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
 
 
-def compare_distances(results: Results, groups: Sequence[Group], workload: str) -> tuple[Slowdown, ...]:
+def compare_distances(results: Results, groups: Sequence[LoaderGroup], workload: str) -> tuple[Slowdown, ...]:
     """Return the slowdowns of one workload, for every loader that reads and every regime but the nearest."""
-    return tuple(
-        _slowdown(results, groups, workload, loader, results.regimes[0], far)
-        for loader in results.readers
-        for far in results.regimes[1:]
-    )
+    near, theirs = results.regimes[0], choose_figure(results)
+    epoch_s = theirs.epoch_s if workload == theirs.workload else {}
+    rtts = {regime: theirs.matching_rtt_ms(results, regime) for regime in results.regimes}
+    found = []
+    for loader in results.readers:
+        times = {regime: epoch_s.get(loader, {}).get(-1.0 if rtt is None else rtt) for regime, rtt in rtts.items()}
+        for far in results.regimes[1:]:
+            at_near, at_far = (find(groups, workload, regime, loader) for regime in (near, far))
+            first, last = times[near], times[far]
+            paper = last / first if first and last else None
+            found.append(Slowdown(loader, far, near, compute_ratio(at_far, at_near), paper))
+    return tuple(found)
 
 
-def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: str, near: str, far: str) -> Slowdown:
-    at_near, at_far = find(groups, workload, near, loader), find(groups, workload, far, loader)
-    theirs = choose_figure(results)
-    seconds = theirs.epoch_s.get(loader, {}) if workload == theirs.workload else {}
-    matching = [theirs.matching_rtt_ms(results, regime) for regime in (near, far)]
-    known = [seconds.get(rtt_ms) for rtt_ms in matching if rtt_ms is not None]
-    return Slowdown(
-        loader,
-        far,
-        near,
-        ours=compute_ratio(at_far, at_near),
-        paper=known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None,
-    )
+def make_distance_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table | None:
+    """Return the slowdowns by loader and regime, a paper's beside them; None where nothing is known."""
+    found, labels = compare_distances(results, groups, workload), regime_labels(results)
+    if not any(one.ours is not None for one in found):
+        return None
+    has_paper = any(one.paper is not None for one in found)
+    columns: list[TableColumn | str] = [TableColumn(f"epoch against {labels[found[0].near]}", left=True)]
+    for regime in results.regimes[1:]:
+        columns += [labels[regime], TableColumn("95\u00a0%", optional=1), *(["paper"] if has_paper else [])]
+    rows: list[list[TableCell | str]] = []
+    for loader in results.readers:
+        row: list[TableCell | str] = [spell(loader)]
+        for ours, paper in ((one.ours, one.paper) for one in found if one.loader == loader):
+            is_weak = ours is None or ours.is_noise or not ours.trusted
+            row += [TableCell(write_ratio(ours), "dim" if is_weak else ""), TableCell(span(ours), "dim")]
+            row += [TableCell(factor(paper), "dim")] if has_paper else []
+        rows.append(row)
+    return Table(columns, rows)
 
 
 def _keys(value: Tree | None) -> Mapping[str, Tree]:

@@ -1,4 +1,4 @@
-"""95 % intervals of medians, of their ratios and of numbers made from several of them (pure).
+"""95 % intervals of medians, of their ratios, of numbers made from several of them, and of paired differences (pure).
 
 The unit is the repeat. Cells are resampled whole with all their epochs, so epochs of one cell, which share its luck,
 do not count as independent. Repeats are few, so the bootstrap gives a standard error alone, and the width comes from
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
+from statistics import fmean, stdev
 from typing import Any, Final
 
 import numpy as np
@@ -203,3 +204,33 @@ def student_quantile(share: float, freedom: float) -> float:
     density = np.cos(angles).clip(min=0) ** (freedom - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """The difference of two arms over the seeds that both have."""
+
+    pairs: int
+    first_mean: float
+    first_std: float
+    """Deviation of the sample, with n - 1."""
+    difference: float
+    """Mean of second − first."""
+    half_width: float
+    """Of the difference's 95 % interval."""
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval of the difference holds 0."""
+        return abs(self.difference) <= self.half_width
+
+
+def compare_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
+    """Return the difference of two arms by seed; None where fewer than two seeds are in both."""
+    seeds = sorted(first.keys() & second.keys())
+    if len(seeds) < 2:
+        return None
+    before = [first[seed] for seed in seeds]
+    differences = [second[seed] - first[seed] for seed in seeds]
+    half_width = student_quantile(0.975, len(seeds) - 1) * stdev(differences) / math.sqrt(len(seeds))
+    return Paired(len(seeds), fmean(before), stdev(before), fmean(differences), half_width)

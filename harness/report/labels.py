@@ -83,7 +83,7 @@ def ratio(found: Ratio | None) -> str:
     return UNKNOWN if found is None else f"{'≈' if found.is_noise else ''}{factor(found.value)}"
 
 
-def marked_ratio(found: Ratio | None) -> str:
+def write_ratio(found: Ratio | None) -> str:
     """Write a ratio as tables do: with † where a median is not of valid rows, or else * where one is of one repeat."""
     if found is None:
         return UNKNOWN

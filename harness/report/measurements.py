@@ -19,8 +19,8 @@ def epochs(results: Results) -> pd.DataFrame:
     """Return a row for every epoch that was measured, by order of loader and workload in the config.
 
     Columns: those of metrics.csv, `workload`, `regime`, `repeat`, `loader` (its key), `base` (the section that it comes
-    from), `setting` (the value of its sweep, NaN without one), `valid`, `setup_s`, `duration_s`, `samples`, `bytes`,
-    `samples_per_s`, `au`, `cpu_util`, `gpu_util`.
+    from), `setting` (the value of its sweep, NaN without one), `valid`, `setup_s`, `duration_s`, `stall_s`, `samples`,
+    `bytes`, `samples_per_s`, `au`, `cpu_util`, `gpu_util`.
     """
     order = {key: place for place, key in enumerate(results.loaders)}
     rows = [
@@ -90,7 +90,18 @@ def find_base(results: Results, loader: str) -> str:
     return results.experiment.loaders[loader].base
 
 
-_NUMBERS = ["setting", "setup_s", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
+_NUMBERS = [
+    "setting",
+    "setup_s",
+    "duration_s",
+    "stall_s",
+    "samples",
+    "bytes",
+    "samples_per_s",
+    "au",
+    "cpu_util",
+    "gpu_util",
+]
 EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
 _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 

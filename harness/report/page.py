@@ -12,29 +12,25 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.report.caveats import list_caveats
 from harness.report.claims import Claim
-from harness.report.costs import explain_costs, make_cost_table
-from harness.report.distance import compare_distances
-from harness.report.figures import BrokenFigure, Drawn
+from harness.report.costs import make_cost_table, make_joule_table
+from harness.report.distance import make_distance_table
+from harness.report.figures import BrokenFigure, DrawnFigure
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.findings import make_cards, write_headline
-from harness.report.joules import explain_joules, make_joule_table
 from harness.report.labels import (
     UNKNOWN,
-    factor,
     joules,
-    marked_ratio,
     percent,
     regime_labels,
     seconds,
     significant,
     span,
     spell,
+    write_ratio,
 )
-from harness.report.problems import list_problems
+from harness.report.remarks import list_caveats, list_problems, write_headline
 from harness.report.summary import (
-    Group,
+    LoaderGroup,
     Stat,
     choose_base,
     compute_ratio,
@@ -49,15 +45,14 @@ from harness.results.files import write_whole
 from harness.results.folder import format_resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
+from joulefeed.table import to_html
 
 _VERDICTS = ("pass", "warn", "fail", "unknown", "not applicable")
-_MOST_CARDS = 6
-"""More loaders than these, such as those of a sweep, are shown in tables and figures alone."""
 _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SURFACE: "--surface"}
 """Colours of the figures that follow the page's light or dark theme."""
 
 
-def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Drawn | BrokenFigure]) -> Path:
+def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[DrawnFigure | BrokenFigure]) -> Path:
     """Write report.html into the results folder; returns its path."""
     environment = Environment(
         loader=PackageLoader("harness.report", "template"),
@@ -66,8 +61,8 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent, "factor": factor}
-    environment.filters |= {"significant": significant, "ratio": marked_ratio, "span": span}
+    environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent}
+    environment.filters |= {"significant": significant, "ratio": write_ratio, "span": span}
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,
@@ -78,7 +73,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         caveats=list_caveats(results, groups),
         problems=list_problems(results),
         claims=claims,
-        figures=[(figure, _inline_svg(figure) if isinstance(figure, Drawn) else None) for figure in figures],
+        figures=[(figure, _inline_svg(figure) if isinstance(figure, DrawnFigure) else None) for figure in figures],
         rules=_rules(results),
         verdicts=_VERDICTS,
         cells=[_cell(results, cell) for cell in results.cells],
@@ -98,8 +93,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         read_joules=lambda row: row.total_j,
         marks=explain_marks(groups),
         medians=describe_medians(groups),
-        explain_costs=explain_costs,
-        explain_joules=explain_joules,
+        to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells
         spell=spell,
     )
     path = results.folder / "report.html"
@@ -107,7 +101,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
     return path
 
 
-def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, object]:
+def _workload(results: Results, groups: Sequence[LoaderGroup], workload: str) -> dict[str, object]:
     here = [group for group in groups if group.workload == workload]
     labels = regime_labels(results)
     sections = []
@@ -119,26 +113,22 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
             detail = [f"{rate:g} Gbit/s"] if rate else []
             detail += [regime] if regime != labels[regime] else []
             sections.append((labels[regime], " · ".join(detail), base, there))
-    far = compare_distances(results, groups, workload)
+    tables = {
+        "Costs beside the epochs": make_cost_table(results, groups, workload),
+        "What the joules of an epoch were for": make_joule_table(results, groups, workload),
+        "Epoch time by distance": make_distance_table(results, groups, workload),
+    }
     return {
-        "costs": make_cost_table(results, groups, workload),
-        "joules": make_joule_table(results, groups, workload),
+        "tables": {title: table for title, table in tables.items() if table is not None},
         "key": workload,
-        "cards": make_cards(results, groups, workload) if len(results.readers) <= _MOST_CARDS else (),
         "sections": sections,
         "longest_s": max((group.time_s.median for group in here if group.time_s), default=1.0),
         "most_j": max((group.total_j.median for group in here if group.total_j), default=1.0),
         "compared": choose_base(results),
-        "near": labels[far[0].near] if far else "",
-        "regimes": [labels[regime] for regime in results.regimes[1:]] if any(one.ours for one in far) else [],
-        "distance": [(loader, [one for one in far if one.loader == loader]) for loader in results.readers]
-        if far
-        else [],
-        "has_paper": any(one.paper is not None for one in far),
     }
 
 
-def _inline_svg(figure: Drawn) -> Markup:
+def _inline_svg(figure: DrawnFigure) -> Markup:
     """Return a saved SVG fit to stand in HTML: no prologue, the drawn width as `--drawn`, the page's colours."""
     text = figure.svg.read_text(encoding="utf-8")
     text = text[text.index("<svg") :]

@@ -43,7 +43,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LoaderGroup:
     """All epochs of one loader on one workload in one regime."""
 
     workload: str
@@ -59,8 +59,8 @@ class Group:
     failed: int
     """Cells that failed, were interrupted or never ran."""
     rows: tuple[EpochRow, ...]
-    """The rows behind the figures: the settled ones, of cells with one epoch that; the valid ones of them, or where
-    none is valid all."""
+    """The rows that the medians are made of. They are the valid settled epochs, or all settled ones where none is
+    valid. Where each cell has one epoch, that epoch counts as settled."""
     time_s: Stat | None
     first_s: Stat | None
     """Duration of the cells' first epochs; None where these are the only ones."""
@@ -87,7 +87,7 @@ class Group:
         return len({row.cell_id for row in self.rows})
 
 
-def summarise(results: Results) -> tuple[Group, ...]:
+def summarise(results: Results) -> tuple[LoaderGroup, ...]:
     """Return the groups in the order workload, regime from near to far, loader as configured."""
     used = {(row.workload, row.regime, row.loader) for row in results.rows}
     used |= {(cell.workload, cell.regime, cell.loader) for cell in results.cells}
@@ -100,7 +100,7 @@ def summarise(results: Results) -> tuple[Group, ...]:
     )
 
 
-def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
+def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderGroup:
     key = (workload, regime, loader)
     cells = [cell for cell in results.cells if (cell.workload, cell.regime, cell.loader) == key]
     rows = [row for row in results.rows if (row.workload, row.regime, row.loader) == key]
@@ -108,7 +108,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
     first = [row for row in rows if row not in settled] if settled else []
     shown = _trusted(settled or rows)
     domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in DOMAINS}
-    return Group(
+    return LoaderGroup(
         workload=workload,
         loader=loader,
         regime=regime,
@@ -135,7 +135,7 @@ def _trusted(rows: Iterable[EpochRow]) -> tuple[EpochRow, ...]:
     return tuple(row for row in every if row.is_valid) or every
 
 
-def describe_medians(groups: Iterable[Group]) -> str:
+def describe_medians(groups: Iterable[LoaderGroup]) -> str:
     """Return what the medians of groups are of."""
     measured = [group for group in groups if group.measured]
     if any(group.first_s for group in measured):
@@ -149,14 +149,16 @@ def compute_median(rows: Iterable[EpochRow], value: Callable[[EpochRow], float |
     return None if stat is None else stat.median
 
 
-def find(groups: Iterable[Group], workload: str, regime: str, loader: str | None) -> Group | None:
+def find(groups: Iterable[LoaderGroup], workload: str, regime: str, loader: str | None) -> LoaderGroup | None:
     """Return one group; None when there is none."""
     wanted = (workload, regime, loader)
     return next((group for group in groups if (group.workload, group.regime, group.loader) == wanted), None)
 
 
 def compute_ratio(
-    above: Group | None, below: Group | None, read: Callable[[EpochRow], float | None] = lambda row: row.duration_s
+    above: LoaderGroup | None,
+    below: LoaderGroup | None,
+    read: Callable[[EpochRow], float | None] = lambda row: row.duration_s,
 ) -> Ratio | None:
     """Return the ratio of what `read` finds in two groups' rows; None when either is unknown or the lower one is 0."""
     if above is None or below is None:
@@ -173,7 +175,7 @@ def compute_ratio(
     )
 
 
-def _by_cell(group: Group, read: Callable[[EpochRow], float | None]) -> list[list[float]]:
+def _by_cell(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> list[list[float]]:
     cells: dict[str, list[float]] = {}
     for row in group.rows:
         if (value := read(row)) is not None:
@@ -192,7 +194,7 @@ def choose_base(results: Results) -> str | None:
     return results.streaming or readers[0]
 
 
-def explain_marks(groups: Iterable[Group]) -> str:
+def explain_marks(groups: Iterable[LoaderGroup]) -> str:
     """Return what the marks of ratios mean: which is a difference, which is noise, and of which neither is known."""
     repeats = [group.repeats for group in groups if group.measured]
     one = "* where a median is of one repeat: it has no interval"

@@ -1,40 +1,35 @@
-"""The tables that a run ends with on the terminal."""
+"""The tables that a run, or several runs of a --multirun, end with on the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from textwrap import fill
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
 
-from rich.console import Console, RenderableType
-from rich.console import Group as Stack
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
-from harness.report.caveats import list_caveats
+from harness.config.sweep import SweepJob, changed
+from harness.errors import ResultsError
 from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim
-from harness.report.costs import explain_costs, make_cost_table
-from harness.report.distance import Slowdown, compare_distances
+from harness.report.costs import make_cost_table, make_joule_table
+from harness.report.distance import make_distance_table
 from harness.report.figures import make_figure_tables
-from harness.report.figures.definition import FigureTable
-from harness.report.intervals import Ratio
-from harness.report.joules import explain_joules, leave_last_column_out, make_joule_table
 from harness.report.labels import (
     UNKNOWN,
-    factor,
     joules,
-    marked_ratio,
     percent,
     regime_labels,
     seconds,
     significant,
     span,
     spell,
+    write_ratio,
 )
-from harness.report.problems import list_problems
+from harness.report.remarks import list_caveats, list_problems, write_headline
 from harness.report.render import Report
 from harness.report.summary import (
-    Group,
+    LoaderGroup,
     Stat,
     choose_base,
     compute_ratio,
@@ -43,250 +38,227 @@ from harness.report.summary import (
     find,
     summarise,
 )
-from harness.report.terminal import fits, make_list, make_plain_table, print_whole
 from harness.results.epoch_row import SPREAD_LIMIT
-from harness.results.reader import Results
+from harness.results.reader import Results, read_results
+from joulefeed.table import Style, Table, TableCell, TableColumn, print_table
 
-_RATIO, _INTERVAL, _SPREAD, _USE = "ratio", "95 %", "spread", "utilisation and throughput"
-_COLUMNS = frozenset({_RATIO, _INTERVAL, _SPREAD, _USE})
-"""What the table of medians has beside the medians where there is room."""
-SHOWN_PROBLEMS = 12
-_MAX_COSTS = 24
+SHOWN_PROBLEMS: Final = 12
+_MAX_ROWS: Final = 24
 """Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
+_RATIO, _SPREAD, _INTERVAL, _USE = 1, 2, 3, 4
+"""The order in which columns beside the medians stay where there is little room."""
+_MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
+_CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
+_LIST: Final = (TableColumn("", left=True), TableColumn("", left=True, wraps=True))
+"""The columns of a list: a mark or topic, and a text."""
 
-_MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red"), INCONCLUSIVE: ("≈", "yellow")}
-_CLAIM_LEGEND = "✓ holds, ✗ does not, ≈ not decided. Below a number: its 95 % interval over repeats."
-_PROBLEM_STYLES = {"warning": "yellow", "not run": "dim"}
 
-
-def print_table(report: Report, console: Console) -> None:
+def print_report(report: Report, console: Console) -> None:
     """Print a run: medians, slowdowns, claims, problems and what to know before reading them."""
-    results = report.results
-    groups = summarise(results)
+    results, groups = report.results, summarise(report.results)
     console.print()
-    console.print(_headline(results, groups))
+    console.print(_name_run(results, groups))
+    console.print(write_headline(results, groups), highlight=False)
     for workload in results.workloads:
         _print_medians(console, results, groups, workload)
-        costs = make_cost_table(results, groups, workload)
-        if costs is not None and len(costs.rows) <= _MAX_COSTS:
-            console.print()
-            print_whole(console, _figure_table(costs))
-            if workload == results.workloads[-1]:
-                console.print(Text(explain_costs(costs), "dim"))
-        parts = make_joule_table(results, groups, workload)
-        if parts is not None and len(parts.rows) <= _MAX_COSTS:
-            while not fits(console, _figure_table(parts)) and len(parts.columns) > 2:
-                parts = leave_last_column_out(parts)
-            console.print()
-            print_whole(console, _figure_table(parts))
-            console.print(Text(explain_joules(parts), "dim"))
-        found = compare_distances(results, groups, workload)
-        if any(slowdown.ours is not None for slowdown in found):
-            console.print()
-            print_whole(console, _distance(results, found))
+        for table in (make_cost_table(results, groups, workload), make_joule_table(results, groups, workload)):
+            if table is not None and len(table.rows) <= _MAX_ROWS:
+                _print(table, console)
+        _print(make_distance_table(results, groups, workload), console)
     for table in make_figure_tables(results):
-        console.print()
-        print_whole(console, _figure_table(table))
-    if report.claims:
-        console.print()
-        _print_claims(console, report.claims)
-    for part in (_problems(results), _caveats(results, groups)):
-        if part is not None:
-            console.print()
-            console.print(part)
+        _print(table, console)
+    _print_claims(console, report.claims)
+    _print(_list_problems(results), console, "Not as planned")
+    rows = [(TableCell(one.topic, "warn" if one.weakens else "dim"), one.text) for one in list_caveats(results, groups)]
+    _print(Table(_LIST, rows) if rows else None, console, "To know")
+    console.print()
 
 
 def print_medians(report: Report, console: Console) -> None:
     """Print the medians of a run, and nothing else of it."""
-    groups = summarise(report.results)
     for workload in report.results.workloads:
-        _print_medians(console, report.results, groups, workload)
+        _print_medians(console, report.results, summarise(report.results), workload)
 
 
-def _print_medians(console: Console, results: Results, groups: Sequence[Group], workload: str) -> None:
+def print_jobs(jobs: Sequence[SweepJob], console: Console) -> None:
+    """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
+    rows: list[Sequence[TableCell | str]] = []
+    sections = set()
+    for number, (job, overrides) in enumerate(zip(jobs, changed(jobs), strict=True), 1):
+        sections.add(len(rows))
+        # The last part of a key is enough here; the list below has all of it.
+        title = TableCell(" ".join((f"{number}:", *map(_shorten, overrides))), "strong")
+        groups = _list_job_rows(job) or [["", "", "", UNKNOWN, UNKNOWN, TableCell("no rows", "bad")]]
+        rows += [(title if place == 0 else "", *row) for place, row in enumerate(groups)]
+    names = [TableColumn(name, left=True) for name in ("workload", "regime", "loader")]
+    _print(
+        Table(
+            (TableColumn("job", left=True, wraps=True), *names, "epoch", "energy", "valid"),
+            rows,
+            sections=frozenset(sections),
+        ),
+        console,
+    )
     console.print()
-    if len(results.workloads) > 1:
-        console.print(Text(spell(workload), "bold"))
-    columns = _columns(console, results, groups, workload)
-    print_whole(console, _medians(results, groups, workload, columns))
-    console.print(_legend(results, groups, columns))
+    for number, (job, overrides) in enumerate(zip(jobs, changed(jobs), strict=True), 1):
+        console.print(Text(" ".join((f"{number}:", *overrides)), "bold"), soft_wrap=True)
+        for line, style in ((job.error, "red"), (job.folder, "")):
+            if line:
+                console.print(Text(f"   {line}", style), soft_wrap=True)
 
 
-def _headline(results: Results, groups: Sequence[Group]) -> Text:
+def _print(table: Table | None, console: Console, title: str = "") -> None:
+    """Print an empty line, a title and a table; nothing without a table."""
+    if table is not None:
+        console.print()
+        if title:
+            console.print(Text(title, "bold"))
+        print_table(table, console)
+
+
+def _name_run(results: Results, groups: Sequence[LoaderGroup]) -> Text:
     planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
-    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), choose_style(valid, planned)))
-    text.append(" epochs valid")
+    colour = {"good": "green", "warn": "yellow", "bad": "red"}[_choose_style(valid, planned)]
+    text = Text.assemble((results.name, "bold"), "  ", (f"{valid} of {planned}", colour), " epochs valid")
     if results.unfinished:
-        text.append(f", {_of(len(results.unfinished), len(results.cells))} cells without a result", "red")
+        text.append(f", {len(results.unfinished)} of {len(results.cells)} cells without a result", "red")
     return text
 
 
-def _columns(console: Console, results: Results, groups: Sequence[Group], workload: str) -> frozenset[str]:
-    """Return what the table of medians has room for."""
-    compared = choose_base(results) is not None
-    every = _COLUMNS if compared else _COLUMNS - {_RATIO, _INTERVAL}
-    choices = (every, every - {_USE}, every - {_INTERVAL, _USE}, every - {_INTERVAL, _USE, _SPREAD})
-    roomy = (columns for columns in choices if fits(console, _medians(results, groups, workload, columns)))
-    return next(roomy, frozenset())
+def _choose_style(valid: int, planned: int) -> Style:
+    return "good" if valid == planned else "warn" if valid else "bad"
 
 
-def _medians(results: Results, groups: Sequence[Group], workload: str, columns: frozenset[str]) -> Table:
-    labels = regime_labels(results)
-    wide = _USE in columns
-    spread = slice(None) if _SPREAD in columns else slice(1)
-    all_estimated = _all_estimated(groups)
-    beside = [name for name in (_SPREAD, _RATIO, _INTERVAL) if name in columns]
-    energy = ("estimate" if all_estimated else "energy", *beside, *(("AU", "MB/s") if wide else ()))
-    heads = ("regime", "loader", "epoch", *beside, *energy, "valid")
-    table = make_plain_table(*heads, left=("regime", "loader"), gap=2 if wide else 1)
-    for regime in results.regimes:
-        here = [group for group in groups if (group.workload, group.regime) == (workload, regime)]
-        for position, group in enumerate(here):
-            base = None if group.loader in results.bounds else find(groups, workload, regime, choose_base(results))
-            cells: list[str | Text] = [
-                Text(spell(group.loader), "cyan" if group.loader == results.streaming else ""),
-                *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
-            ]
-            cells += _ratio(compute_ratio(group, base), columns)
-            estimate = bool(group.estimated) and not all_estimated
-            total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
-            cells += _stat(group, group.total_j, total)[spread]
-            cells += _ratio(compute_ratio(group, base, lambda row: row.total_j), columns)
-            if wide:
-                cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
-            first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
-            table.add_row(first, *cells, _valid(group), end_section=position == len(here) - 1)
-    return table
+def _print_medians(console: Console, results: Results, groups: Sequence[LoaderGroup], workload: str) -> None:
+    title = spell(workload) if len(results.workloads) > 1 else ""
+    _print(_make_median_table(results, groups, workload), console, title)
 
 
-def _median(stat: Stat | None) -> float | None:
-    return None if stat is None else stat.median
-
-
-def _stat(group: Group, stat: Stat | None, text: str) -> list[str | Text]:
-    spread = stat.spread if stat else None
-    style = "" if group.trusted else "dim"
-    wide_spread = spread is not None and spread >= SPREAD_LIMIT
-    return [Text(text, style), Text(percent(spread), "yellow" if wide_spread and group.trusted else "dim")]
-
-
-def _ratio(found: Ratio | None, columns: frozenset[str]) -> list[str | Text]:
-    texts = {_RATIO: _ratio_text(found), _INTERVAL: Text(span(found), "dim")}
-    return [text for name, text in texts.items() if name in columns]
-
-
-def _ratio_text(found: Ratio | None) -> Text:
-    return Text(marked_ratio(found), "dim" if found is None or found.is_noise or not found.trusted else "")
-
-
-def _valid(group: Group) -> Text:
-    mark = "" if group.trusted or not group.measured else " †"
-    return Text(_of(group.valid, group.planned) + mark, choose_style(group.valid, group.planned))
-
-
-def choose_style(valid: int, planned: int) -> str:
-    """Return the colour of how many of the planned rows are valid."""
-    return "green" if valid == planned else "yellow" if valid else "red"
-
-
-def _of(part: int, whole: int) -> str:
-    return f"{part} of {whole}"
-
-
-def _all_estimated(groups: Iterable[Group]) -> bool:
+def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table:
+    labels, base = regime_labels(results), choose_base(results)
     known = [group for group in groups if group.total_j is not None]
-    return bool(known) and all(group.estimated for group in known)
+    all_estimated = bool(known) and all(group.estimated for group in known)
+    ratios = [
+        TableColumn("ratio", optional=_RATIO, note=_explain_ratio(groups, base)),
+        TableColumn("95\u00a0%", optional=_INTERVAL),
+    ]
+    repeated = any(group.time_s and len(group.time_s.values) > 1 for group in groups)
+    spread = "spread: largest − smallest, of the median" if repeated else ""
+    beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
+    untrusted = any(group.measured and not group.trusted for group in groups)
+    columns: list[TableColumn | str] = [
+        TableColumn("regime", left=True),
+        TableColumn("loader", left=True),
+        "epoch",
+        *beside,
+        TableColumn("estimate", note="estimate: joules that no sensor measured") if all_estimated else "energy",
+        *beside,
+        TableColumn("AU", optional=_USE),
+        TableColumn("MB/s", optional=_USE),
+        TableColumn("valid", note="†: no valid row behind it, but invalid ones" if untrusted else ""),
+    ]
+    rows: list[Sequence[TableCell | str]] = []
+    sections = set()
+    here = sorted(
+        (group for group in groups if group.workload == workload), key=lambda group: results.regimes.index(group.regime)
+    )
+    for regime, members in groupby(here, key=lambda group: group.regime):
+        sections.add(len(rows))
+        first = TableCell(labels[regime].replace(", ", ",\n"), "strong")
+        below = find(groups, workload, regime, base)
+        for place, group in enumerate(members):
+            cells = _write_group(group, None if group.loader in results.bounds else below, bool(base), all_estimated)
+            name = TableCell(spell(group.loader), "accent" if group.loader == results.streaming else "")
+            rows.append((first if place == 0 else "", name, *cells))
+    return Table(columns, rows, notes=(describe_medians(groups),), sections=frozenset(sections))
 
 
-def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) -> Text:
-    counts = [len(group.time_s.values) for group in groups if group.time_s]
-    parts = [describe_medians(groups)]
-    if _SPREAD in columns and any(count > 1 for count in counts):
-        parts.append("spread: largest − smallest, of the median")
-    if _RATIO in columns and (base := choose_base(results)) is not None:
-        parts.append(f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}")
-    if _all_estimated(groups):
-        parts.append("estimate: joules that no sensor measured")
-    if any(group.measured and not group.trusted for group in groups):
-        parts.append("†: no valid row behind it, but invalid ones")
-    return Text("; ".join(parts) + ".", "dim")
+def _explain_ratio(groups: Sequence[LoaderGroup], base: str | None) -> str:
+    return f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}" if base else ""
 
 
-def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
-    labels = regime_labels(results)
-    near = found[0].near
-    head = f"epoch against {labels[near]}"
-    table = make_plain_table(head, left=(head,), gap=2)
-    has_paper = any(slowdown.paper is not None for slowdown in found)
-    for regime in results.regimes[1:]:
-        table.add_column(labels[regime].replace(", ", ",\n"), justify="right", no_wrap=True)
-        if has_paper:
-            table.add_column("paper", justify="right", no_wrap=True, style="dim")
-    for loader in results.readers:
-        row: list[str | Text] = []
-        for slowdown in (one for one in found if one.loader == loader):
-            row.append(_ratio_text(slowdown.ours))
-            if has_paper:
-                row.append(factor(slowdown.paper))
-        table.add_row(spell(loader), *row)
-    return table
+def _write_group(
+    group: LoaderGroup, base: LoaderGroup | None, compared: bool, all_estimated: bool
+) -> list[TableCell | str]:
+    """Return the cells of one loader in one regime, from the epoch on."""
+    cells: list[TableCell | str] = []
+    total = joules(group.total_j.median if group.total_j else None)
+    if group.estimated and group.total_j and not all_estimated:
+        total += " est."
+    for stat, text, ratio in (
+        (group.time_s, seconds(group.time_s.median if group.time_s else None), compute_ratio(group, base)),
+        (group.total_j, total, compute_ratio(group, base, lambda row: row.total_j)),
+    ):
+        cells += [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
+        cells += [write_ratio(ratio), TableCell(span(ratio), "dim")] if compared else []
+    cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
+    mark = "" if group.trusted or not group.measured else " †"
+    return [*cells, TableCell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
 
 
-def _figure_table(told: FigureTable) -> Table:
-    table = make_plain_table()
-    for position, name in enumerate(told.columns):
-        # A number is never cut; its heading is broken to the width of the numbers.
-        width = max(map(len, [*name.split(), *(row[position] for row in told.rows)]))
-        heading, side = (name, "left") if position == 0 else (fill(name, width), "right")
-        table.add_column(heading, justify=side, no_wrap=position > 0)  # type: ignore[arg-type]
-    for position, row in enumerate(told.rows):
-        table.add_row(*row, style="dim" if position in told.dim else "")
-    return table
+def _write_spread(group: LoaderGroup, stat: Stat | None) -> TableCell:
+    spread = stat.spread if stat else None
+    is_wide = spread is not None and spread >= SPREAD_LIMIT
+    return TableCell(percent(spread), "warn" if is_wide and group.trusted else "dim")
 
 
 def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
-    judged = [claim for claim in claims if claim.verdict != NOT_CHECKED]
+    rows: list[Sequence[TableCell | str]] = []
+    conflicts: set[str] = set()
+    for claim in (claim for claim in claims if claim.verdict != NOT_CHECKED):
+        mark, style = _MARKS[claim.verdict]
+        conflict = claim.conflict if claim.conflict not in conflicts else ""
+        conflicts.add(claim.conflict)
+        sentence = TableCell(claim.claim, detail=f"The paper contradicts itself: {conflict}" if conflict else "")
+        here = TableCell(claim.actual, style, claim.span or "one repeat")
+        rows.append((TableCell(mark, style), sentence, here, TableCell(claim.expected, "dim")))
+    heads = (TableColumn("", left=True), TableColumn("claims of the paper", left=True, wraps=True), "here", "paper")
+    _print(Table(heads, rows, notes=(_CLAIM_LEGEND,)) if rows else None, console)
     skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
-    if judged:
-        table = make_plain_table()
-        table.add_column("")
-        table.add_column("claims of the paper")
-        table.add_column("here", justify="right", no_wrap=True)
-        table.add_column("paper", justify="right", no_wrap=True, style="dim")
-        shown: set[str] = set()
-        for claim in judged:
-            mark, style = _MARKS[claim.verdict]
-            here = Text.assemble((claim.actual, style), (f"\n{claim.span or 'one repeat'}", "dim"))
-            sentence = Text(claim.claim)
-            if claim.conflict and claim.conflict not in shown:
-                shown.add(claim.conflict)
-                sentence.append(f"\nThe paper contradicts itself: {claim.conflict}", "dim")
-            table.add_row(Text(mark, style), sentence, here, claim.expected)
-        print_whole(console, table)
-        console.print(Text(_CLAIM_LEGEND, "dim"))
     if skipped:
         reasons = "; ".join(dict.fromkeys(reason for claim in skipped for reason in claim.reason.split("; ")))
         which = "One claim of the paper is" if len(skipped) == 1 else f"{len(skipped)} claims of the paper are"
+        if not rows:
+            console.print()
         console.print(Text(f"{which} not checked: {reasons}.", "dim"))
 
 
-def _problems(results: Results) -> RenderableType | None:
+def _list_problems(results: Results) -> Table | None:
     found = list_problems(results)
-    if not found:
-        return None
-    grid = make_list([])
+    styles: dict[str, Style] = {"warning": "warn", "not run": "dim"}
+    rows: list[tuple[TableCell | str, str]] = []
     for problem in found[:SHOWN_PROBLEMS]:
         where = problem.where if problem.count == 1 else f"{problem.where} ({problem.count} times)"
-        text = f"{where}: {problem.text}" if problem.text else where
-        grid.add_row(Text(problem.kind, _PROBLEM_STYLES.get(problem.kind, "red")), Text(text))
+        rows.append(
+            (TableCell(problem.kind, styles.get(problem.kind, "bad")), ": ".join(filter(None, (where, problem.text))))
+        )
     if len(found) > SHOWN_PROBLEMS:
-        grid.add_row("", Text(f"and {len(found) - SHOWN_PROBLEMS} more; report.html lists all", "dim"))
-    return Stack(Text("Not as planned", "bold"), grid)
+        rows.append(("", f"and {len(found) - SHOWN_PROBLEMS} more; report.html lists all"))
+    return Table(_LIST, rows) if rows else None
 
 
-def _caveats(results: Results, groups: Sequence[Group]) -> RenderableType | None:
-    found = list_caveats(results, groups)
-    if not found:
-        return None
-    grid = make_list((Text(one.topic, "yellow" if one.weakens else "dim"), Text(one.text)) for one in found)
-    return Padding(Stack(Text("To know", "bold"), grid), (0, 0, 1, 0))
+def _shorten(override: str) -> str:
+    key, equals, value = override.partition("=")
+    return key.rpartition(".")[2] + equals + value
+
+
+def _list_job_rows(job: SweepJob) -> list[list[TableCell | str]]:
+    if job.folder is None:
+        return []
+    try:
+        results = read_results(job.folder)
+    except ResultsError:  # interrupted before there was anything to read
+        return []
+    labels = regime_labels(results)
+    rows: list[list[TableCell | str]] = []
+    for group in summarise(results):
+        energy = joules(group.total_j.median if group.total_j else None)
+        rows.append(
+            [
+                *(spell(group.workload), labels[group.regime], spell(group.loader)),
+                seconds(group.time_s.median if group.time_s else None),
+                f"{energy} est." if group.estimated and group.total_j else energy,
+                TableCell(f"{group.valid} of {group.planned}", _choose_style(group.valid, group.planned)),
+            ]
+        )
+    return rows

@@ -7,15 +7,15 @@ import io
 import pytest
 from rich.console import Console
 
-from joulefeed.table import Cell, Column, Table, print_table, to_html, to_text
+from joulefeed.table import Table, TableCell, TableColumn, print_table, to_html, to_text
 
 TABLE = Table(
     (
         "loader",
-        Column("seconds per epoch", note="epoch: the median"),
-        Column("MB/s", optional=1, note="MB/s: of files"),
+        TableColumn("seconds per epoch", note="epoch: the median"),
+        TableColumn("MB/s", optional=1, note="MB/s: of files"),
     ),
-    (("PyTorch", Cell("14.8", "bad", "13 to 16"), "3.9"), ("paper", "9", "")),
+    (("PyTorch", TableCell("14.8", "bad", "13 to 16"), "3.9"), ("paper", "9", "")),
     notes=("one repeat",),
     dim=frozenset({1}),
 )
@@ -39,9 +39,9 @@ def test_the_explanation_is_one_sentence_of_the_notes_of_the_table_and_of_its_co
 
 
 def test_numbers_stand_on_the_right_and_words_on_the_left() -> None:
-    lines = to_text(Table(("loader", "s", Column("source", left=True)), (("a", "10", "x"), ("bcd", "9", "yz")))).split(
-        "\n"
-    )
+    lines = to_text(
+        Table(("loader", "s", TableColumn("source", left=True)), (("a", "10", "x"), ("bcd", "9", "yz")))
+    ).split("\n")
     assert lines == ["loader   s  source", "a       10  x", "bcd      9  yz"]
 
 
@@ -53,7 +53,7 @@ def test_a_terminal_without_room_leaves_out_optional_columns_with_what_they_mean
 
 
 def test_the_column_with_the_greatest_number_is_left_out_first() -> None:
-    columns = (Column("loader"), Column("aaaaaaaa", optional=1), Column("bbbbbbbb", optional=2))
+    columns = (TableColumn("loader"), TableColumn("aaaaaaaa", optional=1), TableColumn("bbbbbbbb", optional=2))
     text = printed(Table(columns, (("x", "1", "2"),)), 20)
     assert "aaaaaaaa" in text
     assert "bbbbbbbb" not in text
@@ -73,7 +73,7 @@ def test_a_head_wraps_to_the_width_of_the_numbers_below_it() -> None:
 
 def test_a_table_without_heads_is_a_list() -> None:
     listed = Table(
-        (Column("", left=True), Column("", left=True, wraps=True)), (("link", "word " * 20), ("cells", "two"))
+        (TableColumn("", left=True), TableColumn("", left=True, wraps=True)), (("link", "word " * 20), ("cells", "two"))
     )
     lines = printed(listed, 40).splitlines()
     assert lines[0].startswith("link")

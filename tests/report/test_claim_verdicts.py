@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, evaluate, judge
+from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, evaluate
 from harness.report.claims.bound import Bound, combined, written
 from harness.report.claims.composition import measure_composition
 from harness.report.claims.definition import Definition, Needs, Values
 from harness.report.claims.reader import make_definitions
-from harness.report.claims.rows import Row, make_claim_rows
+from harness.report.claims.rows import ClaimRow, make_claim_rows
+from harness.report.render import judge_claims as judge
 from harness.results.reader import read_results
 from harness.workloads.classification import ResNet50
 from harness.workloads.emulated import EmulatedStep, NoStep
@@ -38,7 +39,7 @@ FASTER = Definition(
 )
 
 
-def row(loader: str, seconds: float | None = None, **changed: Any) -> Row:
+def row(loader: str, seconds: float | None = None, **changed: Any) -> ClaimRow:
     labels = {
         "loader": loader,
         "workload": "unet3d",
@@ -49,10 +50,10 @@ def row(loader: str, seconds: float | None = None, **changed: Any) -> Row:
     }
     values = {} if seconds is None else {"duration_s": seconds, "total_j": 10 * seconds}
     known = {"cell_id": loader, "epoch": 1, "key": loader, "verdict": "valid", "accelerator": "cuda: one"}
-    return Row(labels=labels, values={**values, **changed.pop("values", {})}, **{**known, **changed})
+    return ClaimRow(labels=labels, values={**values, **changed.pop("values", {})}, **{**known, **changed})
 
 
-def cells(loader: str, *seconds: float, **changed: Any) -> list[Row]:
+def cells(loader: str, *seconds: float, **changed: Any) -> list[ClaimRow]:
     """Return a first and a settled epoch of every repeat; the first one lasts three times as long."""
     key = changed.pop("key", loader)
     place = f"{key} {changed.get('labels')}"
@@ -104,7 +105,7 @@ def test_a_known_cause_is_told_where_a_claim_fails() -> None:
         ((*BOTH[:6], row("sample_aware", 1.0)), "no settled epoch of sample-aware: each cell has one epoch"),
     ],
 )
-def test_what_is_not_in_the_run_is_why_a_claim_is_not_checked(rows: tuple[Row, ...], reason: str) -> None:
+def test_what_is_not_in_the_run_is_why_a_claim_is_not_checked(rows: tuple[ClaimRow, ...], reason: str) -> None:
     claim = evaluate(FASTER, rows)
     assert (claim.verdict, claim.actual, claim.reason) == (NOT_CHECKED, "", reason)
 
@@ -342,14 +343,18 @@ def test_what_passes_is_told_in_the_style_of_the_value() -> None:
 
 
 def test_rows_of_a_folder_know_the_config_and_its_sweep(build_sweep: Callable[..., Any]) -> None:
-    rows = make_claim_rows(read_results(build_sweep(figures=("spdl_table2",)).write()))
+    folder = build_sweep(figures=("spdl_table2",)).write()
+    metrics = pd.read_parquet(folder / "metrics.parquet").assign(ranks_wait_s=0.3, cpu_user_s=3.0, cpu_system_s=1.0)
+    metrics.to_parquet(folder / "metrics.parquet")
+    rows = make_claim_rows(read_results(folder))
     assert {one.labels["loader.num_workers"] for one in rows} == {1, 2, 4}
     assert {one.labels["loader"] for one in rows} == {"pytorch"} and {one.key for one in rows} > {
         "pytorch_num_workers_4"
     }
     first = next(one for one in rows if one.key == "pytorch_num_workers_2")
     assert first.values["until_first_batch_s"] == pytest.approx(1.25)
-    assert first.values["busy_share"] == pytest.approx(2 / 3)
+    shares = {"busy_share": 2 / 3, "cpu_s_per_sample": 0.05, "ranks_wait_share": 0.1, "cpu_system_share": 0.25}
+    assert {name: first.values[name] for name in shares} == pytest.approx(shares)
     assert "gpu_util" not in first.values
 
 

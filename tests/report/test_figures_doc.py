@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 
 from harness.config.experiment import experiment_from
 from harness.errors import ResultsError
-from harness.report import read_report, render
-from harness.report.figures import check_figures
+from harness.report import check_figures, read_report, render
 from harness.report.figures.definition import list_packaged
 
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"

@@ -54,7 +54,7 @@ def test_epoch_times_stand_by_share_with_what_the_loaders_gain_over_pytorch(buil
     assert drawn is not None
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "minato_fig12; none: no load" in text
-    assert "paper: MinatoLoader, which adds workers, up to 2.4×" in text
+    assert "paper: up to 2.4×, with added workers" in text
     assert [axes.get_xscale() for axes in drawn.axes] == ["linear", "linear"]  # it begins at 0 %
     (table,) = make_figure_tables(read_results(folder))
     assert table.columns == ("Time of an epoch", "0 % slow", "25 % slow", "50 % slow", "75 % slow", "100 % slow")

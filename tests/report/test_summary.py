@@ -2,7 +2,7 @@ import pytest
 
 from harness.report.distance import compare_distances
 from harness.report.labels import factor, joules, percent, seconds, spell
-from harness.report.problems import list_problems
+from harness.report.remarks import list_problems
 from harness.report.summary import Stat, compute_ratio, find, summarise
 from harness.results.reader import read_results
 

@@ -11,7 +11,7 @@ from harness.errors import ConfigError
 from harness.report.claims.bound import Bound, Verdict
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import find_range
-from harness.report.claims.rows import Row
+from harness.report.claims.rows import ClaimRow
 from harness.report.intervals import Interval
 
 _ELSEWHERE: Final = {"workload": "any", "loader": "any", "regime": "any", "rtt_ms": 0.0}
@@ -22,7 +22,7 @@ _WORSE: Final = 0.5
 """Value below the knee, over that from the knee on."""
 
 
-def make_witness(definition: Definition, verdict: Verdict) -> tuple[Row, ...]:
+def make_witness(definition: Definition, verdict: Verdict) -> tuple[ClaimRow, ...]:
     """Return rows on which a claim is PASS or FAIL: repeats that agree, of a machine as large as the claim needs.
 
     Raises ConfigError where no value of the claim's number has that verdict.
@@ -118,13 +118,13 @@ def _write_out(selection: Mapping[str, object]) -> Iterator[dict[str, object]]:
         yield {**_ELSEWHERE, **dict(zip(selection, chosen, strict=True))}
 
 
-def _make_rows(definition: Definition, labels: dict[str, object], number: float) -> Iterator[Row]:
+def _make_rows(definition: Definition, labels: dict[str, object], number: float) -> Iterator[ClaimRow]:
     needs, key = definition.needs, " ".join(f"{name}={value}" for name, value in labels.items())
     values = {"duration_s": max(10.0, needs.epoch_s), "cpu_j": 1.0, "gpu_j": 1.0, "reordered_share": 1.0}
     labels = {"samples": needs.samples, "sample_kb": sum(needs.sample_kb) / 2, **labels}
     for repeat in range(1, max(2, needs.repeats) + 1):
         for epoch in range(1, needs.settled + 2):
-            yield Row(
+            yield ClaimRow(
                 cell_id=f"{key} r{repeat}",
                 epoch=epoch,
                 labels=labels,

@@ -6,6 +6,9 @@ measured. docs/claims.md describes how a claim is written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from harness.errors import ResultsError
 from harness.report.claims.bound import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS
 from harness.report.claims.definition import Definition
@@ -13,21 +16,21 @@ from harness.report.claims.metrics import BATCH_METRICS
 from harness.report.claims.reader import make_definitions, read_claims
 from harness.report.claims.rows import make_claim_rows
 from harness.report.claims.verdict import Claim, evaluate, refuse
-from harness.report.distance import choose_figure
 from harness.results.reader import Results
 
 __all__ = ["FAIL", "INCONCLUSIVE", "NOT_CHECKED", "PASS", "Claim", "judge", "read_claims"]
 
 
-def judge(results: Results) -> tuple[Claim, ...]:
-    """Judge the claims of the figures that the run's config names, in the order of these and of the YAML files.
+def judge(results: Results, figures: Sequence[str], files: Sequence[Path] = ()) -> tuple[Claim, ...]:
+    """Judge the claims of figures, in the order of these and of the YAML files, and those of the user's own `files`.
 
-    In place of a figure by distance, the paper's figure that asks what the run asks is taken. A figure module of the
-    user's own brings its claims by `CLAIMS`, the path of such a file. An experiment with `judged: false` has none.
+    An experiment with `judged: false` has none. Raises ResultsError where a YAML is wrong.
     """
     if not results.experiment.judged:
         return ()
-    asked = _asked(results)
+    known = make_definitions()
+    asked = [one for name in figures for one in known if one.figure == name]
+    asked += [one for path in files for one in read_claims(path)]
     metrics = {one.metric for one in asked} | {"reordered_share" for one in asked if one.needs.reordered}
     broken = ""
     try:
@@ -39,18 +42,3 @@ def judge(results: Results) -> tuple[Claim, ...]:
 
 def _needs_batches(definition: Definition) -> bool:
     return definition.metric in BATCH_METRICS or bool(definition.needs.reordered)
-
-
-def _asked(results: Results) -> tuple[Definition, ...]:
-    from harness.report.figures import read_figure_claims
-    from harness.report.figures.definition import BY_DISTANCE, list_packaged, read_figure
-
-    drawn = list_packaged()
-    names = list(results.experiment.figures)
-    by_distance = [name for name in names if name in drawn and read_figure(drawn[name]).family == BY_DISTANCE]
-    names = [name for name in names if name not in by_distance]
-    names += [choose_figure(results).id] if by_distance else []
-    # An experiment without a figure of its name may have claims.
-    names += [results.name] if results.name not in drawn else []
-    known = make_definitions()
-    return (*(one for name in names for one in known if one.figure == name), *read_figure_claims(results))

@@ -47,7 +47,7 @@ def read_claims(path: Path) -> tuple[Definition, ...]:
     for number, entry in enumerate(whole.claims, 1):
         name = entry.get("id", f"number {number}") if isinstance(entry, Mapping) else f"number {number}"
         with _naming(f"{path}, claim {name}"):
-            found += [parse(_Entry, one).definition(source, values) for one in _expand(entry)]
+            found += [parse(_StoredClaim, one).definition(source, values) for one in _expand(entry)]
     twice = [one.id for one in found if [other.id for other in found].count(one.id) > 1]
     if twice:
         raise ResultsError(f"{path}: id {twice[0]} is there twice; each claim has one of its own")
@@ -151,7 +151,7 @@ _Value: TypeAlias = float | str
 """A number, or the path of a published value."""
 
 
-class _Ratio(Section):
+class _PublishedRatio(Section):
     ratio: list[_Value] = Field(min_length=2, max_length=2, description="two numbers above 0")
 
 
@@ -171,7 +171,7 @@ _PAPER: Final = "a number, a published value such as fig5_spread, or {ratio: [1,
 _Selection = Annotated[dict[str, object], AfterValidator(_check_selectors)]
 
 
-class _Entry(Section):
+class _StoredClaim(Section):
     """One claim as the YAML writes it."""
 
     id: str
@@ -184,7 +184,7 @@ class _Entry(Section):
     each: Annotated[tuple[Values, ...], BeforeValidator(_to_each)] = ()
     combine: Literal["least", "greatest", "mean", "spread", "growth", "knee"] | None = None
     bound: Literal["above", "below", "at_least", "at_most", "within", "equal"] = Field(validation_alias="is")
-    paper: _Value | _Ratio = Field(description=_PAPER)
+    paper: _Value | _PublishedRatio = Field(description=_PAPER)
     tolerance: _Tolerance | None = None
     shown: str = ""
     style: Style | None = Field(default=None, validation_alias="as")
@@ -245,7 +245,7 @@ class _Entry(Section):
 
     def _published(self, values: str) -> tuple[float, float]:
         """Return the least and the greatest value that the paper gives; for one of them twice that one."""
-        if not isinstance(self.paper, _Ratio):
+        if not isinstance(self.paper, _PublishedRatio):
             return self._numbers(self.paper, values)
         above, below = (self._numbers(part, values) for part in self.paper.ratio)
         if min(above + below) <= 0:

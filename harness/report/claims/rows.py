@@ -15,7 +15,7 @@ from harness.results.reader import Results
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ClaimRow:
     """An epoch that was measured."""
 
     cell_id: str
@@ -37,7 +37,7 @@ class Row:
     """Real boards that its ranks used."""
 
 
-def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Row, ...]:
+def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[ClaimRow, ...]:
     """Return the rows of a results folder; of the metrics of batches, which are read for them, those of `metrics`."""
     accelerators = {cell.cell_id: cell.record.accelerator for cell in results.cells if cell.record}
     stored = {(row.cell_id, row.epoch): row for row in results.rows}
@@ -53,7 +53,7 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Ro
         known |= {"link_share": row.mb_per_s / (125 * rate_gbit)} if row.mb_per_s and rate_gbit else {}
         known |= batches.get(key, {})
         found.append(
-            Row(
+            ClaimRow(
                 *key,
                 labels=_labels(results, known),
                 key=row.loader,

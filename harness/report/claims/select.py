@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import METRICS
-from harness.report.claims.rows import Row
+from harness.report.claims.rows import ClaimRow
 from harness.report.intervals import Estimate, estimate
 from harness.report.labels import rtt, spell
 from harness.results.epoch_row import select_settled
@@ -27,7 +27,7 @@ class Sample:
     """The rows that were selected, and the median of a metric over them."""
 
     estimate: Estimate
-    rows: tuple[Row, ...]
+    rows: tuple[ClaimRow, ...]
     name: str
 
     @property
@@ -36,7 +36,7 @@ class Sample:
         return self.estimate.value
 
 
-def sample(definition: Definition, selection: Mapping[str, object], rows: Sequence[Row]) -> Sample:
+def sample(definition: Definition, selection: Mapping[str, object], rows: Sequence[ClaimRow]) -> Sample:
     """Return the median of the claim's metric over the valid rows of a selection; raises NotChecked."""
     name = described(selection)
     there = [row for row in rows if _matches(row, selection)]
@@ -52,7 +52,7 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
     known = [row for row in valid if definition.metric in row.values]
     if not known:
         raise NotChecked(f"{definition.metric} of {name} was not measured")
-    by_setting: dict[str, list[Row]] = {}
+    by_setting: dict[str, list[ClaimRow]] = {}
     for row in known:
         by_setting.setdefault(row.key if definition.peak else "", []).append(row)
     # A share lies between 0 and 1, where its logarithm means nothing; a ratio of two shares is a ratio.
@@ -62,7 +62,7 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
     return Sample(estimates[best], tuple(by_setting[best]), spell(best) if definition.peak else name)
 
 
-def group_cells(rows: Sequence[Row], metric: str) -> list[list[list[float]]]:
+def group_cells(rows: Sequence[ClaimRow], metric: str) -> list[list[list[float]]]:
     """Return a metric's values by loader, setting, workload and regime, and in each of these by cell."""
     groups: dict[tuple[object, ...], dict[str, list[float]]] = {}
     for row in rows:
@@ -72,7 +72,7 @@ def group_cells(rows: Sequence[Row], metric: str) -> list[list[list[float]]]:
 
 
 def choices(
-    definition: Definition, rows: Sequence[Row]
+    definition: Definition, rows: Sequence[ClaimRow]
 ) -> Iterator[tuple[object, Mapping[str, object], Mapping[str, object] | None]]:
     """Yield each combination of the keys that a claim runs over: its name, and which rows it is `of` and `over`.
 
@@ -88,7 +88,7 @@ def choices(
         yield name, sides["of"], None if definition.over is None else sides["over"]
 
 
-def _values_of(values: Values, definition: Definition, rows: Sequence[Row]) -> tuple[Any, ...]:
+def _values_of(values: Values, definition: Definition, rows: Sequence[ClaimRow]) -> tuple[Any, ...]:
     """Return the values of a key that a claim runs over, in order; raises NotChecked where some are missing."""
     selection = (definition.over or {}) if values.side == "over" else definition.of
     if values.listed:
@@ -124,7 +124,7 @@ def described(selection: Mapping[str, object]) -> str:
     return ", ".join(parts) or "any row"
 
 
-def _absent(selection: Mapping[str, object], rows: Sequence[Row]) -> str:
+def _absent(selection: Mapping[str, object], rows: Sequence[ClaimRow]) -> str:
     """Return which part of a selection the run has none of."""
     for key in ("loader", "workload", "rtt_ms"):
         if key in selection and not any(_matches(row, {key: selection[key]}) for row in rows):
@@ -132,7 +132,7 @@ def _absent(selection: Mapping[str, object], rows: Sequence[Row]) -> str:
     return f"the run has no row of {described(selection)}"
 
 
-def _matches(row: Row, selection: Mapping[str, object]) -> bool:
+def _matches(row: ClaimRow, selection: Mapping[str, object]) -> bool:
     return all(
         any(_equal(key, row.labels.get(key), one) for one in (wanted if isinstance(wanted, list) else [wanted]))
         for key, wanted in selection.items()

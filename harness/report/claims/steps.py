@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from harness.report.claims.definition import Accelerator
-from harness.report.claims.rows import Row
+from harness.report.claims.rows import ClaimRow
 
 _CPU: Final = "the CPU computes the steps"
 _EMULATED: Final = "the accelerator is emulated"
@@ -25,7 +25,7 @@ _OF_STAGES: Final = {"auto": "cuda", "cuda": "cuda", "cpu": "cpu"}
 """What takes the batches of a stage that trains nothing, by the config's kind: `auto` would have emulated a step."""
 
 
-def find_unmet(wanted: Accelerator, row: Row) -> list[str]:
+def find_unmet(wanted: Accelerator, row: ClaimRow) -> list[str]:
     """Return why the step of a row is not of the kind that a claim wants; empty where it is."""
     if wanted == "any":
         return []

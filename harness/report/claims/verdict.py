@@ -20,7 +20,7 @@ from harness.report.claims.bound import (
 )
 from harness.report.claims.definition import Definition, Needs
 from harness.report.claims.metrics import ENERGY, METRICS, find_range
-from harness.report.claims.rows import Row
+from harness.report.claims.rows import ClaimRow
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
 from harness.report.claims.steps import find_unmet
 from harness.report.intervals import Estimate, Interval, combine, divide
@@ -52,7 +52,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _ClaimValue:
     """A claim's number, how sure it is, and what it was made from."""
 
     value: float
@@ -62,7 +62,7 @@ class _Finding:
     """The medians behind it, in words."""
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ClaimRow]:
         return [row for one in self.samples for row in one.rows]
 
 
@@ -76,7 +76,7 @@ def _make_claim(definition: Definition) -> partial[Claim]:
     return partial(Claim, definition.id, definition.claim, definition.source, expected, conflict=definition.conflict)
 
 
-def evaluate(definition: Definition, rows: Sequence[Row]) -> Claim:
+def evaluate(definition: Definition, rows: Sequence[ClaimRow]) -> Claim:
     """Judge one claim on the rows of a run."""
     bound, style, claim = definition.bound, definition.style, _make_claim(definition)
     try:
@@ -102,10 +102,10 @@ def _join(reasons: Iterable[str]) -> str:
     return "; ".join(reason for reason in reasons if reason)
 
 
-def _find(definition: Definition, rows: Sequence[Row]) -> _Finding:
+def _find(definition: Definition, rows: Sequence[ClaimRow]) -> _ClaimValue:
     if not definition.each:
         part, samples, told = _compare(definition, definition.of, definition.over, rows)
-        return _Finding(part.value, _within_range(definition, part.interval), samples, told)
+        return _ClaimValue(part.value, _within_range(definition, part.interval), samples, told)
     parts: dict[Any, Estimate] = {}
     used: list[Sample] = []
     for value, of, over in choices(definition, rows):
@@ -118,11 +118,11 @@ def _find(definition: Definition, rows: Sequence[Row]) -> _Finding:
     style = "factor" if definition.over is not None else STYLES[METRICS[definition.metric]]
     told = ", ".join(f"{written(each, style)} at {value}" for value, each in medians.items())
     interval = combine(definition.combine, parts, number)
-    return _Finding(number(medians), _within_range(definition, interval), tuple(used), told)
+    return _ClaimValue(number(medians), _within_range(definition, interval), tuple(used), told)
 
 
 def _compare(
-    definition: Definition, of: Mapping[str, object], over: Mapping[str, object] | None, rows: Sequence[Row]
+    definition: Definition, of: Mapping[str, object], over: Mapping[str, object] | None, rows: Sequence[ClaimRow]
 ) -> tuple[Estimate, tuple[Sample, ...], str]:
     """Return a median, or the ratio of two, the samples behind it, and these in words."""
     above = sample(definition, of, rows)
@@ -147,7 +147,7 @@ def _told(definition: Definition, one: Sample) -> str:
     return f"{written(one.median, STYLES[METRICS[definition.metric]])} ({one.name})"
 
 
-def _invented(definition: Definition, rows: Sequence[Row]) -> str:
+def _invented(definition: Definition, rows: Sequence[ClaimRow]) -> str:
     """Return why joules are no measurement; empty where they are, or where there are none in the claim."""
     if definition.metric not in ENERGY:
         return ""
@@ -161,7 +161,7 @@ def _invented(definition: Definition, rows: Sequence[Row]) -> str:
     return "" if all(whole <= row.values.keys() for row in rows) else "no joules of CPU and GPU"
 
 
-def _lacking(definition: Definition, found: _Finding) -> str:
+def _lacking(definition: Definition, found: _ClaimValue) -> str:
     """Return what the run would have to have for the claim to be judged."""
     needs, rows = definition.needs, found.rows
     lacking: list[str] = []
@@ -183,7 +183,7 @@ def _lacking(definition: Definition, found: _Finding) -> str:
     return "; ".join(lacking)
 
 
-def _other_boards(needs: Needs, rows: Sequence[Row]) -> list[str]:
+def _other_boards(needs: Needs, rows: Sequence[ClaimRow]) -> list[str]:
     """Return that the GPUs are too few, or not those that a claim is of; with a board named, more are as wrong."""
     others = [row for row in rows if row.accelerator.startswith("cuda") and needs.board not in row.accelerator]
     lacking = [f"the accelerator is no {needs.board}"] if others else []
@@ -195,7 +195,7 @@ def _other_boards(needs: Needs, rows: Sequence[Row]) -> list[str]:
     return lacking
 
 
-def _find_other_size(ends: Sequence[float], rows: Sequence[Row]) -> str:
+def _find_other_size(ends: Sequence[float], rows: Sequence[ClaimRow]) -> str:
     """Return that samples are smaller or larger than those of a claim; empty where they are not."""
     sizes = [float(str(row.labels.get("sample_kb", 0.0))) for row in rows]
     others = [size for size in sizes if not ends[0] <= size <= ends[1]]
@@ -207,7 +207,7 @@ def _count(samples: object) -> int:
     return int(samples) if isinstance(samples, int | float) else 0
 
 
-def _unordered(definition: Definition, rows: Sequence[Row]) -> list[str]:
+def _unordered(definition: Definition, rows: Sequence[ClaimRow]) -> list[str]:
     """Return that too few batches have other samples than PyTorch's, where a claim on reordering needs such batches."""
     if not definition.needs.reordered:
         return []

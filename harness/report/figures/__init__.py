@@ -2,7 +2,7 @@
 
 A figure is a YAML: of conf/figure by its id, or of the user by its path, which ends in .yaml. Its family names the
 plotter, a module of this package. A name that is neither is the import path of a module of the user's own, which has
-`draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> FigureTable | None` and
+`draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> Table | None` and
 `CLAIMS`, the path of a YAML with claims (docs/claims.md). docs/figures.md has an example of each.
 """
 
@@ -20,31 +20,32 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, ResultsError
-from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
+from harness.report.distance import choose_figure
+from harness.report.figures.definition import Bars, Figure, list_packaged, read_figure
 from harness.report.figures.sentences import fill, run_words
 from harness.report.papers import find_published
 from harness.results.reader import Results
+from joulefeed.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-    from harness.report.claims.definition import Definition
-
 __all__ = [
     "BrokenFigure",
-    "Drawn",
+    "DrawnFigure",
     "check_figures",
     "draw_figures",
+    "find_claim_files",
     "find_figure",
+    "list_claimed",
     "make_figure_tables",
-    "read_figure_claims",
 ]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnFigure:
     """A figure that was drawn and saved."""
 
     name: str
@@ -53,7 +54,7 @@ class Drawn:
     caption: str
     png: Path
     svg: Path
-    table: FigureTable | None = None
+    table: Table | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class BrokenFigure:
         return f"figure {self.name} cannot be drawn: {self.error}"
 
 
-class _Source(Protocol):
+class _FigureSource(Protocol):
     """What draws a figure: a YAML with its plotter, or a module of the user's own."""
 
     def draw(self, results: Results) -> Picture | None: ...
@@ -99,8 +100,8 @@ class _FromYaml:
         conflicts = list(find_published(entry).conflicts.values()) if entry else []
         return " ".join([*parts, "The paper contradicts itself:", *conflicts] if conflicts else parts)
 
-    def table(self, results: Results) -> FigureTable | None:
-        table: FigureTable | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)
+    def table(self, results: Results) -> Table | None:
+        table: Table | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)
         return table
 
     def _words(self, results: Results) -> Mapping[str, object]:
@@ -111,7 +112,7 @@ class _FromYaml:
         return import_module(f"{__name__}.{self.spec.family}")
 
 
-def find_figure(name: str) -> _Source:
+def find_figure(name: str) -> _FigureSource:
     """Return what draws a figure. Raises ResultsError where there is no such figure or its YAML is wrong."""
     path = list_packaged().get(name) or (Path(name) if name.endswith(".yaml") else None)
     if path is not None:
@@ -126,7 +127,7 @@ def find_figure(name: str) -> _Source:
             f"figures: no figure {name!r}{did_you_mean(name, known)}; expected {', '.join(known)}, the path of a "
             ".yaml, or the import path of a module with draw and caption"
         )
-    module: _Source = import_module(name)
+    module: _FigureSource = import_module(name)
     return module
 
 
@@ -145,32 +146,42 @@ def check_figures(names: Iterable[str]) -> None:
                 f"figures: {name!r} ({getattr(source, '__file__', name)}) is no figure: it lacks "
                 f"{' and '.join(missing)}; expected draw(results) and caption(results)"
             )
-        _claims(source)
 
 
-def draw_figures(results: Results) -> tuple[Drawn | BrokenFigure, ...]:
+def draw_figures(results: Results) -> tuple[DrawnFigure | BrokenFigure, ...]:
     """Draw the figures that the config names into the folder's figures/; one with nothing to draw is left out."""
     found = [_use(name, partial(_drawn, results, stem)) for name, stem in _stems(results)]
     return tuple(one for one in found if one is not None)
 
 
-def make_figure_tables(results: Results) -> tuple[FigureTable, ...]:
+def make_figure_tables(results: Results) -> tuple[Table, ...]:
     """Return the tables of the experiment's figures; those of figures that cannot be drawn are left out."""
     found = [_use(name, partial(_table, results)) for name, _ in _stems(results)]
-    return tuple(one for one in found if isinstance(one, FigureTable))
+    return tuple(one for one in found if isinstance(one, Table))
 
 
-def read_figure_claims(results: Results) -> tuple[Definition, ...]:
-    """Return the claims that figures of the user's own bring. Raises ResultsError where their YAML is wrong."""
-    sources = [_use(name, lambda source: source) for name, _ in _stems(results)]
-    return tuple(claim for source in sources if not isinstance(source, BrokenFigure) for claim in _claims(source))
+def find_claim_files(names: Iterable[str]) -> tuple[Path, ...]:
+    """Return the YAMLs with claims that figures of the user's own bring."""
+    sources = [_use(name, lambda source: source) for name in names]
+    return tuple(Path(source.CLAIMS) for source in sources if hasattr(source, "CLAIMS"))
 
 
-def _claims(source: _Source) -> tuple[Definition, ...]:
-    from harness.report.claims import read_claims
+def list_claimed(results: Results) -> tuple[str, ...]:
+    """Return the figures whose claims are asked, by name.
 
-    path = getattr(source, "CLAIMS", None)
-    return () if path is None else read_claims(Path(path))
+    They are the experiment's, and its own name, for an experiment without a figure may have claims. In place of figures
+    by distance, the paper's figure that asks what the run asks is taken.
+    """
+    known = list_packaged()
+    by_distance = [name for name in results.experiment.figures if name in known and _is_by_distance(known[name])]
+    names = [name for name in results.experiment.figures if name not in by_distance]
+    names += [choose_figure(results).id] if by_distance else []
+    return (*names, *([results.name] if results.name not in known else []))
+
+
+def _is_by_distance(path: Path) -> bool:
+    spec = read_figure(path)
+    return isinstance(spec, Bars) and spec.by_distance
 
 
 def _stems(results: Results) -> Iterable[tuple[str, str]]:
@@ -184,7 +195,7 @@ def _stems(results: Results) -> Iterable[tuple[str, str]]:
         yield name, stem
 
 
-def _use(name: str, use: Callable[[_Source], T]) -> T | BrokenFigure:
+def _use(name: str, use: Callable[[_FigureSource], T]) -> T | BrokenFigure:
     """Return the result of `use` with a figure.
 
     The figure may be the user's own: any error of it stands in its place, and does not end the report.
@@ -206,7 +217,7 @@ def _one_line(error: Exception, name: str) -> str:
     return f"{text} ({file}, line {lines[-1]})" if lines else text
 
 
-def _drawn(results: Results, stem: str, source: _Source) -> Drawn | None:
+def _drawn(results: Results, stem: str, source: _FigureSource) -> DrawnFigure | None:
     from harness.report.figures.style import save, use_house_style
 
     with use_house_style(stem):
@@ -216,9 +227,9 @@ def _drawn(results: Results, stem: str, source: _Source) -> Drawn | None:
         caption = str(source.caption(results))
         title = source.spec.title if isinstance(source, _FromYaml) else (source.__doc__ or caption or stem)
         png, svg = save(picture, results.folder / "figures" / stem)
-        return Drawn(stem, title.strip().splitlines()[0].rstrip("."), caption, png, svg, _table(results, source))
+        return DrawnFigure(stem, title.strip().splitlines()[0].rstrip("."), caption, png, svg, _table(results, source))
 
 
-def _table(results: Results, source: _Source) -> FigureTable | None:
-    table: Callable[[Results], FigureTable | None] | None = getattr(source, "table", None)
+def _table(results: Results, source: _FigureSource) -> Table | None:
+    table: Callable[[Results], Table | None] | None = getattr(source, "table", None)
     return None if table is None else table(results)

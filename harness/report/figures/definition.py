@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -16,16 +15,6 @@ from harness.config.validation import Section
 from harness.errors import ResultsError
 from harness.report.papers import find_published, find_values, parse_model
 from harness.results.files import refuse_damage
-
-
-@dataclass(frozen=True, slots=True)
-class FigureTable:
-    """The table beside a picture. The first column is words, the others are numbers."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    dim: frozenset[int] = frozenset()
-    """Rows of a paper, not of this run."""
 
 
 def _template(text: str) -> str:
@@ -44,7 +33,13 @@ def _metric(name: str) -> str:
     from harness.results.epoch_row import make_schema
     from harness.results.metrics import EpochMetrics
 
-    known = {*EPOCH_COLUMNS, *make_schema(EpochMetrics).names, "cpu_ms_per_sample", "first_batch_from_start_s"}
+    known = {
+        *EPOCH_COLUMNS,
+        *make_schema(EpochMetrics).names,
+        "utilisation",
+        "cpu_ms_per_sample",
+        "first_batch_from_start_s",
+    }
     if name not in known:
         raise ValueError(f"one of {', '.join(sorted(known))}")
     return name
@@ -74,31 +69,76 @@ class Figure(Section):
     """The id of the paper values drawn beside ours, such as minato/fig7."""
 
 
-class ByDistance(Figure):
-    """Seconds and joules per epoch by loader and regime."""
+class Bars(Figure):
+    """Bars by loader and distance: seconds, joules, throughput over a bound; `values` are a paper's."""
+
+    measures: Sequence[Literal["seconds", "joules", "slowdown", "share_of_link", "share_of_fixed", "joules_per_gb"]] = (
+        Field(min_length=1)
+    )
+    """A row of panels each. slowdown: against the nearest distance, where `values` is a figure by loader and distance.
+    The bound of a share is the rate of the run's link, or the throughput of the loader that reads nothing."""
+    stages: Sequence[str] = ()
+    """Workloads, each of which contains those before it: a bar each. Beside, what share those before the last have."""
+    link: Annotated[str, AfterValidator(_values)] = ""
+    """The id of the MB/s of the paper's link, of which its values are shares; empty where they are shares already."""
+    table: Sequence[Literal["rate", "share", "joules_per_gb", "joules_per_sample", "io_share"]] = ()
+    """Columns of the table by loader and distance; without any there is no table."""
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether it is a figure by loader and distance."""
+        return "slowdown" in self.measures
+
+    @property
+    def share_of(self) -> str:
+        """The bound of the throughput: link, fixed, or empty without one."""
+        return next((measure.removeprefix("share_of_") for measure in self.measures if "share_of" in measure), "")
 
 
-class OverTime(Figure):
-    """A measure over the seconds of training."""
+_Dimension = Literal["workload", "loader", "measure"]
 
-    panels: Literal["stack", "grid", "metrics", "lines", "memory"]
-    """One below the other by workload and loader, a grid of both, loaders by metric, or a line a loader: of throughput,
-    or of memory."""
+
+class Lines(Figure):
+    """Measures over the seconds of training, in a grid of panels."""
+
+    measures: Sequence[
+        Literal["use", "mb_per_s", "disk_mb_per_s", "memory", "batch_s", "all_connections", "connections"]
+    ] = Field(min_length=1)
+    """use: of accelerator and CPU. batch_s: between batches. Connections are those that a loader reports."""
+    down: Sequence[_Dimension] = ()
+    """What rows of panels are of. Loaders that neither `down` nor `across` names have a line each in every panel."""
+    across: Sequence[_Dimension] = ()
+    """What columns of panels are of."""
+    panel_width: float = 5.2
+    """In inches."""
+    panel_height: float = 2.4
+    last: bool = False
+    """Whether only the last epoch of a cell is drawn."""
+    beside: bool = False
+    """Whether seconds per epoch and preprocessing times by file size are drawn beside the panels."""
+    names: Mapping[str, str] = {}
+    """What stands in brackets behind a loader's name."""
+    levels: Annotated[str, AfterValidator(_values)] = ""
+    """The id of a paper's mean use of the accelerator, drawn dashed."""
     table: Mapping[str, str]
-    """Heads and what stands below them: loader, time, mb_per_s, accelerator, cpu, disk_read, memory, memory_growth,
-    gpu_memory, correlation, lead, or the id of a paper's value with its unit; `mean` before it is for the row over all
-    workloads."""
+    """Heads and what stands below them: a column of harness.report.figures.lines_table, or the id of a paper's value
+    with its unit; `mean` before it is for the row over all workloads."""
     only: str = ""
     """The workload/loader that the paper's value is of."""
     paper_row: Sequence[str] = ()
     """The table's row of the paper, below that one."""
+    paper_rows: Annotated[str, AfterValidator(_values)] = ""
+    """The id of a paper's values that have a row each at the end of the table."""
+    paper_columns: Sequence[str] = ()
+    """The heads of the columns in which they stand: a number in the first, a range in the last."""
 
 
 class Panel(Section):
-    """One measure over the sweep."""
+    """One measure over the sweep. Its title, notes and bound's note are templates, which may use a model's words."""
 
     metric: Annotated[str, AfterValidator(_metric)]
-    """A column of harness.report.measurements.epochs, `cpu_ms_per_sample` or `first_batch_from_start_s`."""
+    """A column of harness.report.measurements.epochs, `utilisation` (the step's share of an epoch, the wait for the
+    first batch included), `cpu_ms_per_sample` or `first_batch_from_start_s`."""
     y: str
     """The axis' name."""
     title: _Template = ""
@@ -108,6 +148,25 @@ class Panel(Section):
     """Text behind the bound's value."""
     scale: float = 1.0
     """Factor before drawing, such as 1e-9 for GB."""
+    over: str = ""
+    """A loader: drawn is how many times the others' value its median at the same setting is."""
+    paper: Annotated[str, AfterValidator(_values)] = ""
+    """The id of a paper's values by setting, or of one for all settings, that are drawn in the panel."""
+    paper_scale: float = 1.0
+    paper_note: _Template = ""
+    """Text at a value for all settings."""
+    labelled: bool = False
+    """Whether medians are written at the points."""
+    text: str = ""
+    """How a value is written, such as "{:.0f} ms"; without, by the metric."""
+    row: str = ""
+    """What stands behind a loader's name in a table of settings."""
+    top: float = 0.0
+    """The end of the axis; 0 for what the values need."""
+
+
+NO_WAIT: Final = "no_wait"
+"""A bound: the time of an epoch in which no worker ever waits."""
 
 
 class Sweep(Figure):
@@ -117,13 +176,24 @@ class Sweep(Figure):
     """The axis' name."""
     panels: Sequence[Panel] = Field(min_length=1)
     by: Literal["metric", "workload", "loader"] = "metric"
-    """Panels: one a metric and one of the paper, one a workload, or one a loader and workload with values at points."""
+    """Panels: one a metric and one of the paper, one a workload, or one a loader and workload."""
+    across: int = Field(default=2, ge=1)
+    """Panels side by side."""
+    setting: str = ""
+    """A number of the workloads' config that is the setting, in place of that of swept loaders."""
+    setting_scale: float = 1.0
     epochs: Literal["all", "later", "first", "training"] = "all"
     """Which count: all, those after a cell's first, the one with the first batch, or all of a cell together."""
     bound: str = ""
-    """The loader whose value is the upper bound of the first panel's."""
+    """The loader whose value is the upper bound of the first panel's; no_wait: what an epoch takes without waiting."""
+    bound_name: str = ""
+    """Its entry in the legend."""
+    model: bool = False
+    """Whether a textbook's model of loading that overlaps training stands beside `utilisation`."""
+    model_name: str = ""
+    """The entry of the paper's values in the legend."""
     table: Literal["loaders", "settings", "workloads"] = "settings"
-    """Rows: a loader in one setting, a loader over its settings, or a workload and setting over loaders."""
+    """Rows: a loader in one setting, a panel's loaders over the settings, or a workload and setting over loaders."""
     corner: str
     """The table's first head."""
     columns: Mapping[str, str] = {}
@@ -146,50 +216,13 @@ class Distribution(Figure):
     panels: Literal["samples", "summary"]
 
 
-class Textbook(Figure):
-    """Utilisation by number of workers beside a textbook's model."""
-
-    panels: Literal["output", "exercise"]
-
-
-class Stages(Figure):
-    """Seconds and joules of the stages of training, and the share that those before the last have."""
-
-    stages: Sequence[str] = Field(min_length=2)
-    """Workloads, each of which contains those before it."""
-
-
-class Throughput(Figure):
-    """Throughput by loader and distance as a share of a bound, and joules by GB; `values` are a paper's."""
-
-    share_of: Literal["link", "fixed"]
-    """The bound: the rate of the run's link, or the throughput of the loader that reads nothing in an epoch."""
-    link: Annotated[str, AfterValidator(_values)] = ""
-    """The id of the MB/s of the paper's link, of which its values are shares; empty where they are shares already."""
-
-
-class Prefetch(Figure):
-    """How evenly data comes through each loader, in one regime."""
-
-    panels: Literal["batches", "connections"]
-    """Seconds between batches over an epoch, or MB/s of each connection and of all over time."""
-
-
-BY_DISTANCE: Final = "by_distance"
 _FAMILIES: Final[Mapping[str, type[Figure]]] = {
-    BY_DISTANCE: ByDistance,
-    "over_time": OverTime,
+    "bars": Bars,
+    "lines": Lines,
     "sweep": Sweep,
-    "learning": Learning,
     "distribution": Distribution,
-    "textbook": Textbook,
-    "stages": Stages,
-    "throughput": Throughput,
-    "prefetch": Prefetch,
-    "minato_fig3": Figure,
-    "minato_fig12": Figure,
+    "learning": Learning,
 }
-"""What a plotter's figures have. The last two draw one figure each."""
 
 
 def list_packaged() -> Mapping[str, Path]:

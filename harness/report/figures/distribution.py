@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.report.figures.definition import Distribution, FigureTable
+from harness.report.figures.definition import Distribution
 from harness.report.figures.marks import make_sheet, write_note, write_right_title
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, MUTED, SURFACE
 from harness.report.labels import significant, spell
@@ -21,6 +21,7 @@ from harness.report.measurements import work
 from harness.report.papers import find_table as published_table
 from harness.report.papers import low
 from harness.results.reader import Results
+from joulefeed.table import Table
 
 _SAMPLES: Final = 25
 _OURS: Final = DOMAIN_COLOURS["cpu"]
@@ -41,7 +42,7 @@ def draw(spec: Distribution, results: Results, heading: str) -> Figure | None:
     )
 
 
-def table(spec: Distribution, results: Results) -> FigureTable | None:
+def table(spec: Distribution, results: Results) -> Table | None:
     """Return a line a workload with the paper's below it; None for samples, and where no loader measured any time."""
     rows: list[tuple[str, ...]] = []
     dim: set[int] = set()
@@ -54,7 +55,7 @@ def table(spec: Distribution, results: Results) -> FigureTable | None:
         if workload in published:
             dim.add(len(rows))
             rows.append(("    paper", "", *(f"{value:g}" for value in published[workload].values())))
-    return FigureTable(_COLUMNS, tuple(rows), frozenset(dim)) if rows else None
+    return Table(_COLUMNS, tuple(rows), dim=frozenset(dim)) if rows else None
 
 
 def words(spec: Distribution, results: Results) -> Mapping[str, str]:

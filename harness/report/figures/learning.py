@@ -12,15 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.report.claims.composition import Composition, measure_compositions
-from harness.report.figures.definition import FigureTable, Learning
+from harness.report.figures.definition import Learning
 from harness.report.figures.marks import average_window, make_loader_handles, make_sheet, say, write_note
 from harness.report.figures.style import INK, MUTED, choose_colour
+from harness.report.intervals import Paired, compare_pairs
 from harness.report.labels import UNKNOWN, percent, seconds, significant, spell
 from harness.report.measurements import find_base, first_rank, read_stored
-from harness.report.paired import Paired, compare_pairs
 from harness.report.papers import Tree, low
 from harness.report.papers import find_table as published_table
 from harness.results.reader import Results
+from joulefeed.table import Table
 
 _WINDOWS: Final = 12
 """Running means are over this part of a training's steps."""
@@ -44,7 +45,7 @@ def draw(spec: Learning, results: Results, heading: str) -> Figure | None:
     return _draw_seeds(results, heading) if spec.panels == "seeds" else _draw_iterations(results, heading)
 
 
-def table(spec: Learning, results: Results) -> FigureTable | None:
+def table(spec: Learning, results: Results) -> Table | None:
     """Return losses and what goes with them; None when no cell ended, or of seeds when nothing was trained."""
     return _table_of_seeds(results) if spec.panels == "seeds" else _table_of_iterations(spec, results)
 
@@ -87,7 +88,7 @@ def _draw_iterations(results: Results, heading: str) -> Figure | None:
     return figure
 
 
-def _table_of_iterations(spec: Learning, results: Results) -> FigureTable | None:
+def _table_of_iterations(spec: Learning, results: Results) -> Table | None:
     """Return losses, times and compositions by workload and loader, the paper's beside them."""
     shares, times = (published_table(f"{spec.values}/{name}") for name in ("share", "time_s"))
     frame, spread = _steps(results), _spread(results)
@@ -111,7 +112,7 @@ def _table_of_iterations(spec: Learning, results: Results) -> FigureTable | None
         *("Workload and loader", "loss, last epoch", "training", "deviation of slow samples over batches"),
         *("of the slow in the first half", "slow share in the paper", "training there"),
     )
-    return FigureTable(columns, tuple(rows)) if rows else None
+    return Table(columns, tuple(rows)) if rows else None
 
 
 def _value(values: Mapping[str, Tree], workload: str, loader: str) -> float | None:
@@ -198,7 +199,7 @@ def _draw_seeds(results: Results, heading: str) -> Figure | None:
     return figure
 
 
-def _table_of_seeds(results: Results) -> FigureTable | None:
+def _table_of_seeds(results: Results) -> Table | None:
     """Return means and deviations over the seeds by loader, and the differences with their interval and verdict."""
     rows: list[tuple[str, ...]] = []
     for workload in dict.fromkeys(_losses(results)["workload"]):
@@ -213,7 +214,7 @@ def _table_of_seeds(results: Results) -> FigureTable | None:
                 (f"{spell(second)} − {spell(first)}", _plus(one.difference), interval, str(one.pairs), _verdict(one))
             )
     columns = ("Loss, last epoch", "mean", "deviation", "seeds", "verdict")
-    return FigureTable(columns, tuple(rows)) if rows else None
+    return Table(columns, tuple(rows)) if rows else None
 
 
 def _comparison_texts(results: Results) -> list[str]:

@@ -57,9 +57,11 @@ def say(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
 
 
-def write_value(axes: Axes, x: float, y: float, text: str, size: float = 8, colour: str = MUTED) -> None:
-    """Write a value above a point."""
-    write_note(axes, text, (x, y), (0, 7), coordinates="data", ha="center", fontsize=size, color=colour)
+def write_label(axes: Axes, x: float, y: float, text: str, *, below: bool = False, colour: str = MUTED) -> None:
+    """Write a value above or below a point; lines that pass it are hidden behind it."""
+    style: dict[str, Any] = {"coordinates": "data", "ha": "center", "fontsize": 8, "color": colour}
+    style["bbox"] = {"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
+    write_note(axes, text, (x, y), (0, -15 if below else 7), **style)
 
 
 def average_window(values: pd.Series[float], width: int) -> pd.Series[float]:

@@ -42,42 +42,7 @@ LOADER_COLOURS = {
 _OTHER_LOADERS = ("#e0a32e", "#5c6570", "#a3577f", "#7a8b2e")
 
 
-_RC = {
-    "figure.facecolor": SURFACE,
-    "axes.facecolor": SURFACE,
-    "savefig.facecolor": SURFACE,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
-    "font.size": 9.0,
-    "text.color": INK,
-    "axes.titlesize": 10.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9.0,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": FAINT,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.bottom": False,
-    "ytick.left": False,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "hatch.linewidth": 1.1,
-    "hatch.color": SURFACE,
-    # Text stays text, so that it can be searched, and restyled where the page inlines it.
-    "svg.fonttype": "none",
-}
+_STYLE = Path(__file__).parents[1] / "template" / "figures.mplstyle"
 
 
 def choose_colour(base: str) -> str:
@@ -91,7 +56,8 @@ def use_house_style(name: str) -> Iterator[None]:
     import matplotlib as mpl
     import seaborn as sns
 
-    settings: dict[Any, Any] = {**sns.axes_style("whitegrid"), **_RC, "svg.hashsalt": name}
+    house = mpl.rc_params_from_file(_STYLE, use_default_template=False)
+    settings: dict[Any, Any] = {**sns.axes_style("whitegrid"), **house, "svg.hashsalt": name}
     with mpl.rc_context(settings):
         yield
 

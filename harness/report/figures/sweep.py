@@ -2,223 +2,229 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from harness.report.figures.definition import FigureTable, Sweep
+from harness.report.figures.definition import Panel, Sweep
 from harness.report.figures.marks import (
-    draw_points,
+    compute_medians,
     draw_sweep,
     make_loader_handles,
     make_sheet,
     note_invalid,
-    say,
     tick_settings,
+    write_label,
     write_note,
     write_under_title,
-    write_value,
 )
 from harness.report.figures.sentences import fill, run_words
-from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, choose_colour
-from harness.report.labels import UNKNOWN, megabytes, percent, ratio, seconds, significant, spell
-from harness.report.measurements import compare_frames, epochs, mark_settled, trusted
-from harness.report.papers import find_table as published_table
-from harness.report.papers import low, read_paper
+from harness.report.figures.style import FAINT, INK, MUTED, SURFACE
+from harness.report.figures.sweep_values import (
+    BySetting,
+    divide_by,
+    find_bound,
+    find_paper,
+    make_model,
+    read_lines,
+    read_paper_lines,
+    table,
+    write_value,
+)
+from harness.report.labels import ratio, significant, spell
+from harness.report.measurements import compare_frames
+from harness.report.papers import read_paper
 from harness.results.reader import Results
 
-_OURS = "sample_aware"
+__all__ = ["draw", "table", "words"]
+
+_OURS: Final = "sample_aware"
 """The section of the loader that the others are compared with in a panel of a workload."""
+_PAPER: Final[Mapping[str, Any]] = {"color": MUTED, "marker": "D", "markerfacecolor": SURFACE, "linestyle": "--"}
+_BOUND: Final[Mapping[str, Any]] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (6, 3))}
+_MODEL: Final[Mapping[str, Any]] = {"color": FAINT, "linewidth": 1.6, "linestyle": (0, (1, 1.5)), "zorder": 1}
 
 
 def draw(spec: Sweep, results: Results, heading: str) -> Figure | None:
     """Draw the figure; None when no sweep was measured."""
-    frame = _lines(spec, results)
+    frame = read_lines(spec, results)
     if frame.empty:
         return None
-    if spec.by == "metric":
-        return _by_metric(spec, results, frame)
-    return _by_workload(spec, frame, heading) if spec.by == "workload" else _by_loader(spec, frame, heading)
+    workloads, bases = list(dict.fromkeys(frame["workload"])), list(dict.fromkeys(frame["base"]))
+    count = len(workloads) if spec.by == "workload" else len(spec.panels) + bool(spec.values)
+    columns = len(workloads) if spec.by == "loader" else min(spec.across, count)
+    lines = len(bases) if spec.by == "loader" else -(-count // columns)
+    size = (
+        max(6.0, 5.2 * columns if spec.by != "loader" else 3.7 * columns),
+        0.8 + (3.4 if lines == 1 else 2.8) * lines,
+    )
+    figure = make_sheet(size, {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.06, "hspace": 0.05}, heading)
+    widths = [1.35, *[1.0] * (columns - 1)] if spec.by == "metric" else [1.0] * columns
+    every = figure.subplots(lines, columns, squeeze=False, width_ratios=widths)
+    if spec.by == "loader":
+        for row, base in zip(every, bases, strict=True):
+            for axes, workload in zip(row, workloads, strict=True):
+                here = frame[(frame["base"] == base) & (frame["workload"] == workload)]
+                _draw_panel(axes, spec, results, spec.panels[0], here, f"{spell(base)}, {spell(workload)}")
+    elif spec.by == "workload":
+        for axes, workload in zip(every.ravel(), workloads, strict=False):
+            _draw_panel(axes, spec, results, spec.panels[0], frame[frame["workload"] == workload], spell(workload))
+    else:
+        for axes, panel in zip(every.ravel(), spec.panels, strict=False):
+            _draw_panel(axes, spec, results, panel, frame)
+        if spec.values:
+            _draw_paper(every.ravel()[len(spec.panels)], spec)
+    for axes in every.ravel()[count if spec.by != "loader" else columns * lines :]:
+        axes.set_axis_off()
+    handles = make_loader_handles(bases) if spec.by == "workload" and len(bases) > 1 else []
+    handles += _make_handles(spec, results, workloads)
+    if handles:
+        figure.legend(handles=handles, loc="outside lower left", ncols=6)
+    return figure
 
 
 def words(spec: Sweep, results: Results) -> Mapping[str, object]:
     """Return `peaks` and `best`, the first measure by loader; `bound` and `slowest`, None where there are none.
 
-    A peak is of one epoch; `best` is of a setting's median, over the bound; `slowest` is of a loader's median.
+    A peak is of one epoch; `best` is of a setting's median, over the bound; `slowest` is of a loader's median. With a
+    model, those of the first workload's, such as `load_ms`, and `caps`, how many loads overlap in each workload.
     """
-    frame, metric = _lines(spec, results), spec.panels[0].metric
+    frame, metric = read_lines(spec, results), spec.panels[0].metric
     medians = frame.groupby(["base", "setting"])[metric].median().groupby("base", sort=False).max()
     slowest = frame.groupby("loader")[metric].median().min() if len(frame) else None
-    bound = _bound(spec, results)
+    bound = next(iter(find_bound(spec, results).values()), None)
     best = {str(base): float(value) / bound for base, value in medians.items()} if bound else {}
-    return {"peaks": frame.groupby("base")[metric].max().to_dict(), "best": best, "bound": bound, "slowest": slowest}
-
-
-def table(spec: Sweep, results: Results) -> FigureTable | None:
-    """Return the medians; None when no sweep was measured."""
-    if spec.table == "loaders":
-        return _table_of_loaders(spec, results)
-    frame = _lines(spec, results)
-    if frame.empty:
-        return None
-    return _table_of_settings(spec, frame) if spec.table == "settings" else _table_of_workloads(spec, results, frame)
-
-
-def _frame(spec: Sweep, results: Results) -> pd.DataFrame:
-    """Return the trusted epochs, of the first workload where panels are of metrics; `later` is the epoch's place."""
-    frame = epochs(results)
-    if spec.by == "metric":
-        frame = frame[frame["workload"] == next(iter(results.workloads), "")]
-    frame = trusted(frame)
-    return frame.assign(
-        cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"],
-        first_batch_from_start_s=frame["setup_s"] + frame["first_batch_s"],
-        later=mark_settled(frame),
-    )
-
-
-def _lines(spec: Sweep, results: Results) -> pd.DataFrame:
-    """Return the rows that are drawn."""
-    frame = _frame(spec, results)
-    frame = frame[frame["setting"].notna() & (frame["base"] != spec.bound)]
-    if spec.epochs == "later":
-        return frame[frame["later"]]
-    if spec.epochs == "first":
-        return frame[frame["setup_s"].notna()]
-    return _trainings(frame, spec.panels[0].metric) if spec.epochs == "training" else frame
-
-
-def _trainings(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a row a cell with the sum of its epochs."""
-    keys = ["workload", "base", "setting", "loader", "cell_id"]
-    sums = {metric: (metric, "sum"), "valid": ("valid", "all"), "counted": ("epoch", "count")}
-    summed = frame.groupby(keys, sort=False).agg(**sums).reset_index()
-    # A cell of which some epochs do not count took longer than the sum of the others.
-    return summed[summed["counted"] == summed.groupby("workload")["counted"].transform("max")]
-
-
-def _bound(spec: Sweep, results: Results) -> float | None:
-    frame = _frame(spec, results)
-    known = frame.loc[(frame["base"] == spec.bound) & frame["later"], spec.panels[0].metric]
-    return None if known.empty else float(known.median())
-
-
-def _by_metric(spec: Sweep, results: Results, frame: pd.DataFrame) -> Figure:
-    said = {**run_words(results), **words(spec, results)}
-    count = len(spec.panels) + bool(spec.values)
-    figure = make_sheet(
-        (6.0 if count == 1 else 10.5 if spec.values else 11.0, 4.0 if len(spec.panels) == 1 else 4.3),
-        {"w_pad": 0.12, "h_pad": 0.08, "wspace": 0.1},
-    )
-    every = figure.subplots(1, count, squeeze=False, width_ratios=[1.35, *[1.0] * (count - 1)])[0]
-    pad = 20 if any(panel.note for panel in spec.panels) else 9
-    for axes, panel in zip(every, spec.panels, strict=False):
-        draw_sweep(axes, frame.assign(**{panel.metric: panel.scale * frame[panel.metric]}), panel.metric)
-        bound = _bound(spec, results) if panel is spec.panels[0] else None
-        if bound is not None:
-            _draw_bound(axes, bound, fill(panel.bound_note, said))
-        axes.set_title(fill(panel.title, said), pad=pad)
-        axes.set_ylabel(panel.y)
-        if panel.note:
-            write_under_title(axes, fill(panel.note, said))
-    if spec.values:
-        _draw_paper(every[-1], spec.values)
-    note_invalid(every[0], frame)
-    for axes in every:
-        axes.set_xlabel(spec.x)
-        if len(spec.panels) > 1:
-            axes.margins(x=0.04)
-    return figure
-
-
-def _by_workload(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
-    workloads, (panel, *_) = list(dict.fromkeys(frame["workload"])), spec.panels
-    columns = min(2, len(workloads))
-    lines = -(-len(workloads) // columns)
-    size = (max(6.0, 5.0 * columns), 0.6 + 2.8 * lines)
-    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.05, "hspace": 0.05}, heading)
-    every = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes, workload in zip(every, workloads, strict=False):
-        here = frame[frame["workload"] == workload]
-        draw_sweep(axes, here, panel.metric, names=False)
-        axes.set_xlabel(spec.x)
-        axes.set_ylabel(panel.y)
-        axes.set_title(spell(workload), pad=20)
-        write_under_title(axes, _compared(here, panel.metric))
-        note_invalid(axes, here)
-    for axes in every[len(workloads) :]:
-        axes.set_axis_off()
-    figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=6)
-    return figure
-
-
-def _by_loader(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
-    workloads, bases = list(dict.fromkeys(frame["workload"])), list(dict.fromkeys(frame["base"]))
-    size = (max(6.0, 3.7 * len(workloads)), 0.5 + 2.6 * len(bases))
-    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.04, "hspace": 0.06}, heading)
-    every = figure.subplots(len(bases), len(workloads), squeeze=False)
-    for row, base in zip(every, bases, strict=True):
-        for axes, workload in zip(row, workloads, strict=True):
-            axes.set_title(f"{spell(base)}, {spell(workload)}", pad=8)
-            here = frame[(frame["base"] == base) & (frame["workload"] == workload)]
-            _draw_values(axes, here, spec.panels[0].metric, choose_colour(base))
-        row[0].set_ylabel(spec.panels[0].y)
-    for axes in every[-1]:
-        axes.set_xlabel(spec.x)
-    return figure
-
-
-def _draw_values(axes: Axes, frame: pd.DataFrame, metric: str, colour: str) -> None:
-    """Draw one line with its medians written above."""
-    if frame.empty:
-        say(axes, "not measured")
-        axes.set_yticks([])
-        return
-    sns.lineplot(frame, x="setting", y=metric, estimator="median", errorbar=None, color=colour, ax=axes)
-    draw_points(axes, frame, metric, colour)
-    axes.set(xlabel="", ylabel="")
-    axes.set_ylim(0, 1.25 * float(frame[metric].max()))
-    tick_settings(axes, sorted(frame["setting"].unique()))
-    values = frame.groupby("setting")[metric]
-    for setting, median, top in zip(values.groups, values.median(), values.max(), strict=True):
-        write_value(axes, float(str(setting)), float(top), _written(metric, float(median)))
-    note_invalid(axes, frame)
-
-
-def _draw_bound(axes: Axes, bound: float, text: str) -> None:
-    axes.axhline(bound, color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * bound))
-    box = {"facecolor": "white", "edgecolor": FAINT, "alpha": 0.0, "pad": 1}
-    style = {"color": INK, "fontsize": 8.5, "bbox": box}
-    value = f"fixed batch, the upper bound: {significant(bound)}{text and ' '}{text}"
-    write_note(axes, value, (0, bound), (4, 4), coordinates=("axes fraction", "data"), **style)
-
-
-def _draw_paper(axes: Axes, path: str) -> None:
-    """Draw a paper's values by loader and setting in a panel of their own."""
-    for loader, known in _theirs(path).items():
-        axes.plot(list(known), list(known.values()), "D--", color=MUTED, markerfacecolor=SURFACE, linewidth=1.4)
-        for setting, value in known.items():
-            write_note(axes, f"{value:g}", (setting, value), (-7, 4), coordinates="data", ha="right", color=MUTED)
-        axes.set_title(
-            f"{read_paper(path.partition('/')[0]).name} paper: {spell(loader)}, ImageNet", pad=9, color=MUTED
-        )
-        tick_settings(axes, list(known))
-        axes.set_ylim(0, 1.15 * max(known.values()))
-        axes.margins(x=0.14)
-
-
-def _theirs(path: str) -> dict[str, dict[float, float]]:
+    models = [make_model(results, workload) for workload in results.workloads] if spec.model else []
+    known = [model for model in models if model is not None]
     return {
-        loader: {float(setting): low(value) for setting, value in published_table(f"{path}/{loader}").items()}
-        for loader in published_table(path)
+        "peaks": frame.groupby("base")[metric].max().to_dict(),
+        "best": best,
+        "bound": bound,
+        "slowest": slowest,
+        "caps": sorted({model.cap for model in known if model.cap is not None}),
+        **(known[0].words if known else {"load_ms": "", "step_ms": ""}),
     }
 
 
-def _compared(frame: pd.DataFrame, metric: str) -> str:
+def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: pd.DataFrame, title: str = "") -> None:
+    """Draw one measure of a line a loader, with its bound, the model's values and the paper's."""
+    shown = divide_by(frame, panel)
+    draw_sweep(axes, shown, "value", names=spec.by == "metric" and not panel.labelled)
+    axes.set(xlabel=spec.x, ylabel=panel.y)
+    axes.margins(x=0.06)
+    if shown.empty:
+        axes.set_title(title)
+        return
+    workload = str(shown["workload"].iloc[0])
+    said = {**run_words(results), **words(spec, results)}
+    model = make_model(results, workload) if spec.model else None
+    said |= model.words if model else {}
+    note = fill(panel.note, said) if panel.note else _compare(shown) if spec.by == "workload" else ""
+    axes.set_title(fill(panel.title, said) or title, pad=20 if note else 9)
+    write_under_title(axes, note)
+    if model is not None and panel.metric == "utilisation":
+        _draw_model(axes, panel, model.predict, model.cap, shown)
+        axes.axvline(float(str(said["knee"])), color=FAINT, alpha=0.25, linewidth=6, zorder=0)
+    if panel is spec.panels[0] or panel.over:
+        _draw_bound(axes, find_bound(spec, results), panel, frame, fill(panel.bound_note, said))
+    theirs = find_paper(panel)
+    _draw_paper_values(axes, panel, theirs, fill(panel.paper_note, said))
+    if panel.labelled:
+        settings = sorted(shown["setting"].unique())
+        room = 0.08 * (settings[-1] - settings[0]) or 0.5
+        axes.set_xscale("linear")
+        axes.set_xticks(settings)
+        axes.set_xlim(settings[0] - room, settings[-1] + room)
+        _write_labels(axes, panel, frame, shown, theirs)
+    if panel.top:
+        axes.set_ylim(0, panel.top)
+    note_invalid(axes, frame)
+
+
+def _write_labels(axes: Axes, panel: Panel, frame: pd.DataFrame, shown: pd.DataFrame, theirs: BySetting) -> None:
+    """Write the medians above the points, or below them where the paper's are higher; of a ratio only of our loader."""
+    part = shown[shown["base"] == _OURS] if panel.over else shown
+    tops = part.groupby("setting")["value"].max()
+    for setting, median in compute_medians(part, "value").items():
+        text = write_value(panel, median)
+        if panel.over:
+            pair = [frame[(frame["base"] == base) & (frame["setting"] == setting)] for base in (panel.over, _OURS)]
+            text = ratio(compare_frames(pair[0], pair[1]))
+        is_below = theirs.get(setting, median) > median
+        write_label(axes, setting, median if is_below else float(tops[setting]), text, below=is_below, colour=INK)
+
+
+def _draw_model(axes: Axes, panel: Panel, predict: Any, cap: int | None, shown: pd.DataFrame) -> None:
+    settings = sorted(shown["setting"].unique())
+    axes.plot(settings, [panel.scale * predict(one) for one in settings], **{**_PAPER, "markersize": 7, "zorder": 2})
+    if cap is not None:
+        axes.plot(settings, [panel.scale * predict(one, capped=False) for one in settings], **_MODEL)
+
+
+def _draw_bound(axes: Axes, bound: BySetting, panel: Panel, frame: pd.DataFrame, text: str) -> None:
+    if panel.over:
+        axes.axhline(1.0, color=FAINT, linewidth=1.2, zorder=1)
+        theirs = compute_medians(frame[frame["base"] == panel.over], panel.metric)
+        bound = {setting: theirs[setting] / value for setting, value in bound.items() if setting in theirs}
+    for value in (value for setting, value in bound.items() if setting is None):
+        axes.axhline(value, **_BOUND)
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * value))
+        told = f"fixed batch, the upper bound: {significant(value)} {text}".strip()
+        write_note(axes, told, (0, value), (4, 4), coordinates=("axes fraction", "data"), color=INK, fontsize=8.5)
+    known = {setting: value for setting, value in bound.items() if setting is not None}
+    axes.plot(list(known), list(known.values()), marker="o" if len(known) == 1 else "", markersize=3, **_BOUND)
+    if known:
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * max(known.values())))
+
+
+def _draw_paper_values(axes: Axes, panel: Panel, theirs: BySetting, text: str) -> None:
+    """Draw a paper's values by setting as diamonds, or one for all settings as a line with a text."""
+    by_setting = {setting: value for setting, value in theirs.items() if setting is not None}
+    style: dict[str, Any] = {"coordinates": ("axes fraction", "data"), "ha": "center", "va": "top", "color": MUTED}
+    for value in (value for setting, value in theirs.items() if setting is None):
+        axes.axhline(value, color=FAINT, linewidth=2.2, zorder=1)
+        write_note(axes, text, (0.5, value), (0, -5), **style)
+    axes.plot(list(by_setting), list(by_setting.values()), **{**_PAPER, "markersize": 7, "linewidth": 1.4})
+    for setting, value in by_setting.items():
+        write_label(axes, setting, value, write_value(panel, value), below=False)
+    if theirs:
+        axes.set_ylim(0, max(axes.get_ylim()[1], 1.15 * max(theirs.values())))
+
+
+def _draw_paper(axes: Axes, spec: Sweep) -> None:
+    """Draw a paper's values by loader and setting in a panel of their own."""
+    paper = read_paper(spec.values.partition("/")[0]).name
+    for loader, known in read_paper_lines(spec.values).items():
+        axes.plot(list(known), list(known.values()), linewidth=1.4, **_PAPER)
+        for setting, value in known.items():
+            write_note(axes, f"{value:g}", (setting, value), (-7, 4), coordinates="data", ha="right", color=MUTED)
+        axes.set_title(f"{paper} paper: {spell(loader)}, ImageNet", pad=9, color=MUTED)
+        tick_settings(axes, list(known))
+        axes.set_ylim(0, 1.15 * max(known.values()))
+    axes.set_xlabel(spec.x)
+    axes.margins(x=0.14)
+
+
+def _make_handles(spec: Sweep, results: Results, workloads: Sequence[str]) -> list[Line2D]:
+    """Return legend entries of the measured values, the model and the bound."""
+    handles = []
+    models = [make_model(results, workload) for workload in workloads] if spec.model else []
+    if any(models):
+        handles += [Line2D([], [], color=INK, marker="o", markersize=5, linewidth=1.4, label="measured, real workers")]
+        capped = any(model is not None and model.cap is not None for model in models)
+        name = "model with the cap" if capped else f"{spec.model_name}, and the model"
+        handles += [Line2D([], [], markersize=7, label=name, **_PAPER)]
+        handles += [Line2D([], [], label="model without it", **_MODEL)] if capped else []
+    if spec.bound_name:
+        handles += [Line2D([], [], label=spec.bound_name, **_BOUND)] * bool(find_bound(spec, results))
+    return handles
+
+
+def _compare(frame: pd.DataFrame) -> str:
     """Return the others' measure over the sample-aware loader's, each at its greatest setting."""
     last = frame[frame["setting"] == frame.groupby("base")["setting"].transform("max")]
     ours = last[last["base"] == _OURS]
@@ -226,66 +232,5 @@ def _compared(frame: pd.DataFrame, metric: str) -> str:
         return ""
     others = last[last["base"] != _OURS].groupby("base", sort=False)
     return f"{spell(_OURS)} with {float(ours['setting'].iloc[0]):g}: " + ", ".join(
-        f"{ratio(compare_frames(part, ours, metric))} {spell(str(base))}" for base, part in others
+        f"{ratio(compare_frames(part, ours, 'value'))} {spell(str(base))}" for base, part in others
     )
-
-
-def _written(metric: str, value: float | None) -> str:
-    if value is None or pd.isna(value):
-        return UNKNOWN
-    if metric == "duration_s":
-        return seconds(float(value))
-    if metric.endswith("_bytes"):
-        return megabytes(float(value))
-    return percent(float(value)) if metric.endswith("_util") else significant(float(value))
-
-
-def _table_of_loaders(spec: Sweep, results: Results) -> FigureTable | None:
-    frame, bound = _frame(spec, results), _bound(spec, results)
-    if frame.empty:
-        return None
-    rows = []
-    for _, part in frame.groupby("loader", sort=False):
-        median = part[part["later"]].median(numeric_only=True)
-        first = part[part["epoch"] == part["epoch"].min()].median(numeric_only=True)
-        cells = [spell(str(part["base"].iloc[0])), UNKNOWN if pd.isna(median["setting"]) else f"{median['setting']:g}"]
-        for column in spec.columns.values():
-            metric = column.removeprefix("first ")
-            cells.append(_written(metric, (first if metric != column else median)[metric]))
-        if bound is not None:
-            cells.append(percent(float(median[spec.panels[0].metric]) / bound))
-        rows.append(tuple(cells))
-    heads = (spec.corner, spec.x.partition(":")[0], *spec.columns, *(["of the bound"] if bound is not None else []))
-    return FigureTable(heads, tuple(rows))
-
-
-def _table_of_settings(spec: Sweep, frame: pd.DataFrame) -> FigureTable:
-    metric, theirs = spec.panels[0].metric, _theirs(spec.values) if spec.values else {}
-    keys = ["base", "workload"] if spec.by == "loader" else ["base"]
-    settings = sorted({*frame["setting"].unique(), *(setting for known in theirs.values() for setting in known)})
-    medians = frame.groupby([*keys, "setting"], sort=False)[metric].median()
-    rows = []
-    for place in dict.fromkeys(zip(*(frame[key] for key in keys), strict=True)):
-        values = [medians.get((*place, setting)) for setting in settings]
-        known = [float(value) for value in values if value is not None]
-        gain = [percent(1 - min(known) / known[0]) if len(known) > 1 else UNKNOWN] if spec.gain else []
-        rows.append((", ".join(map(spell, place)), *(_written(metric, value) for value in values), *gain))
-    ours = len(rows)
-    for loader, paper_values in theirs.items():
-        rows.append((f"{spell(loader)}, paper", *(_written(metric, paper_values.get(one)) for one in settings)))
-    heads = (spec.corner, *(spec.head.format(setting) for setting in settings), *([spec.gain] if spec.gain else []))
-    return FigureTable(heads, tuple(rows), frozenset(range(ours, len(rows))))
-
-
-def _table_of_workloads(spec: Sweep, results: Results, frame: pd.DataFrame) -> FigureTable:
-    metric, bases = spec.panels[0].metric, list(dict.fromkeys(frame["base"]))
-    medians = frame.groupby(["workload", "setting", "base"], sort=False)[metric].median()
-    places = dict.fromkeys(zip(frame["workload"], frame["setting"], strict=True))
-    rows = [
-        (
-            f"{spell(workload)}, {setting:g}",
-            *(_written(metric, medians.get((workload, setting, base))) for base in bases),
-        )
-        for workload, setting in sorted(places, key=lambda place: (results.workloads.index(place[0]), place[1]))
-    ]
-    return FigureTable((spec.corner, *map(spell, bases)), tuple(rows))

@@ -1,4 +1,4 @@
-"""What cells did over time, in even windows: MB/s, the share of time in a step, CPU and GPU use, disk reads."""
+"""What cells did over time, in even windows: MB/s by connection, time in a step, CPU and GPU use, disk reads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.report.measurements import find_base, first_rank, read_stored
 from harness.results.cells import CellResult
 from harness.results.edges import find_epoch_edges
 from harness.results.reader import Results
+from loaders.shared.options import as_number
 
 _Array = npt.NDArray[np.float64]
 _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
@@ -25,6 +26,9 @@ _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 _MAX_WINDOWS: Final = 48
 _LEVELS: Final = {"memory_mb": "pss_bytes", "gpu_memory_mb": "gpu_mem_bytes"}
 """Columns of resources.parquet by the field of Timeline."""
+_ARRIVED: Final = "loader.arrived"
+_TRANSIENT: Final = (0.1, 0.5)
+"""Least and greatest share of the time in which the prefetch fills; later values are in the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,12 @@ class Timeline:
     and how much it was; both empty where it never was."""
     gpu_memory_mb: tuple[_Array, _Array]
     """The same of memory in use on the cell's board."""
+    batches: tuple[_Array, _Array]
+    """When each batch was used up, in s since the first epoch began, and the time since the batch before it."""
+    connections_mb_per_s: _Array
+    """Of each connection; shape (connections, windows), without connections where the loader does not report them."""
+    transient_s: float
+    """How long the prefetch fills, in s since the first epoch began."""
 
     @property
     def duration_s(self) -> float:
@@ -73,6 +83,21 @@ class Timeline:
     def accelerator_util(self) -> _Array:
         """Use of the accelerator: NVML's where there is a board, else the share of time in a step."""
         return self.gpu_util if self.has_board else self.stepping
+
+    @property
+    def settled_batch_s(self) -> _Array:
+        """The times between batches after the transient."""
+        at, batch_s = self.batches
+        later: _Array = batch_s[at > self.transient_s]
+        return later if len(later) else batch_s
+
+    @property
+    def settled_connections(self) -> _Array:
+        """MB/s of each connection after the transient, without the last window, in which the epoch ends."""
+        inside = self.at_s > self.transient_s
+        inside[-1:] = False
+        found: _Array = self.connections_mb_per_s[:, inside]
+        return found
 
     def line(self, values: _Array) -> tuple[_Array, _Array]:
         """Return the points of a line through one of its arrays, from its beginning to its end."""
@@ -95,31 +120,60 @@ class _Track:
     """By the field of Timeline that is its rate: times and amounts."""
     levels: Mapping[str, tuple[_Array, _Array]]
     """By the field of Timeline: times, and how much memory was in use then."""
+    batches: tuple[_Array, _Array]
+    """As in Timeline."""
+    arrived: pd.DataFrame
+    """Columns `at_s`, `connection` (a name over all ranks) and `bytes`."""
 
 
-def make_timelines(results: Results, workload: str) -> dict[str, Timeline]:
-    """Return a timeline a loader, by its section: of its first repeat whose epochs are valid, else of its first.
+def make_timelines(results: Results, workload: str, *, last: bool = False) -> dict[str, Timeline]:
+    """Return a timeline a loader, by its section, of all epochs of a cell or of its last one.
 
-    All are cut into windows of `window_s` of the longest. Loaders of which no epoch ended are left out.
+    The cell is one of the regime of `choose_regime` where there is one, and of these the first one whose epochs are
+    valid. All are cut into windows of `window_s` of the longest, last epochs into those of their own length. Loaders of
+    which no epoch ended are left out.
     """
-    chosen: dict[str, tuple[CellResult, bool]] = {}
+    chosen: dict[str, tuple[tuple[bool, bool], CellResult]] = {}
     for cell in results.cells:
         rows = [row for row in results.rows if row.cell_id == cell.cell_id]
         if cell.workload != workload or cell.state != "done" or not rows:
             continue
-        base, valid = find_base(results, cell.loader), all(row.is_valid for row in rows)
-        if base not in chosen or (valid and not chosen[base][1]):
-            chosen[base] = (cell, valid)
-    tracks = {base: _track(results.folder / "cells" / cell.cell_id) for base, (cell, _) in chosen.items()}
+        counted = [max(rows, key=lambda row: row.epoch)] if last else rows
+        rank = (cell.regime == choose_regime(results), all(row.is_valid for row in counted))
+        base = find_base(results, cell.loader)
+        if base not in chosen or rank > chosen[base][0]:
+            chosen[base] = (rank, cell)
+    tracks = {base: _track(results.folder / "cells" / cell.cell_id, last) for base, (_, cell) in chosen.items()}
     known = {base: track for base, track in tracks.items() if track is not None}
     width = window_s(max((track.duration_s for track in known.values()), default=0.0))
     order = dict.fromkeys(find_base(results, loader) for loader in results.loaders)
     bounds = {find_base(results, loader) for loader in results.bounds}
     return {
-        base: _timeline(known[base], width, trusted=chosen[base][1], is_bound=base in bounds)
+        base: _timeline(
+            known[base],
+            window_s(known[base].duration_s) if last else width,
+            trusted=chosen[base][0][1],
+            is_bound=base in bounds,
+            transient_s=_find_transient(results.experiment.loaders[chosen[base][1].loader].params, known[base]),
+        )
         for base in order
         if base in known
     }
+
+
+def choose_regime(results: Results) -> str:
+    """Return the regime that is drawn: the one with unequal paths, or where there is none the most distant one."""
+    regimes = results.experiment.regimes
+    return max(results.regimes, key=lambda key: (bool(regimes[key].paths), regimes[key].rtt_ms))
+
+
+def _find_transient(params: Mapping[str, object], track: _Track) -> float:
+    """Return when the prefetch is full; one that grows has `slow_start` batches, and one more after each as many."""
+    step, depth = (as_number(params.get(name)) or 0 for name in ("slow_start", "prefetch_batches"))
+    full, at_s = int(step * (depth - step)), track.batches[0]
+    filled_s = float(at_s[min(full, len(at_s)) - 1]) if full > 0 and len(at_s) else 0.0
+    least, most = (share * track.duration_s for share in _TRANSIENT)
+    return min(max(filled_s, least), most)
 
 
 def list_readers(timelines: Mapping[str, Timeline]) -> dict[str, Timeline]:
@@ -132,7 +186,7 @@ def window_s(duration_s: float) -> float:
     return next((width for width in _WINDOWS_S if duration_s <= _MAX_WINDOWS * width), _WINDOWS_S[-1])
 
 
-def _timeline(track: _Track, width: float, *, trusted: bool, is_bound: bool) -> Timeline:
+def _timeline(track: _Track, width: float, *, trusted: bool, is_bound: bool, transient_s: float) -> Timeline:
     edges = np.append(np.arange(0.0, track.duration_s, width), track.duration_s)
     if len(edges) > 2 and edges[-1] - edges[-2] < width / 2:
         edges = np.delete(edges, -2)
@@ -155,13 +209,25 @@ def _timeline(track: _Track, width: float, *, trusted: bool, is_bound: bool) -> 
         is_bound=is_bound,
         memory_mb=memory_mb,
         gpu_memory_mb=gpu_memory_mb,
+        batches=track.batches,
+        connections_mb_per_s=_sum_connections(track.arrived, edges),
+        transient_s=transient_s,
         **{name: rate(name) for name in names},
     )
 
 
+def _sum_connections(arrived: pd.DataFrame, edges: _Array) -> _Array:
+    place = np.clip(np.searchsorted(edges, arrived["at_s"], "right") - 1, 0, len(edges) - 2)
+    connection, names = pd.factorize(arrived["connection"])
+    found = np.zeros((len(names), len(edges) - 1))
+    np.add.at(found, (connection, place), arrived["bytes"].to_numpy(np.float64) / 1e6)
+    rates: _Array = found / np.diff(edges)
+    return rates
+
+
 @lru_cache(maxsize=64)
-def _track(home: Path) -> _Track | None:
-    """Read a cell; None where it stored no batches or no events."""
+def _track(home: Path, last: bool) -> _Track | None:
+    """Read a cell, or its last epoch; None where it stored no batches or no events."""
     batches, events, seen = (read_stored(home / f"{name}.parquet") for name in ("batches", "events", "resources"))
     if batches is None or events is None:
         return None
@@ -173,11 +239,21 @@ def _track(home: Path) -> _Track | None:
     records = events.to_dict("records")
     told = [{**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records]
     edges = find_epoch_edges(told)
+    edges = {max(edges): edges[max(edges)]} if last and edges else edges
+    arrived: list[tuple[float, int, float]] = []
+    ends: list[tuple[_Array, _Array]] = []
     # Looked at after each epoch, however seldom the sampler did.
     afterwards = {one["epoch"]: one["pss_bytes"] for one in told if one["event"] == "memory" and one["pss_bytes"]}
     for epoch, (start, end) in edges.items():
         ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
-        amounts = _amounts(first_rank(batches[batches["epoch"] == epoch]).sort_values("step"))
+        steps = first_rank(batches[batches["epoch"] == epoch]).sort_values("step")
+        batch_s = (steps["wait_s"] + steps["step_s"]).to_numpy(np.float64)
+        ends.append((began_s + np.cumsum(batch_s), batch_s))
+        for one in told:
+            if one["event"] == _ARRIVED and one["epoch"] == epoch:
+                at_s = began_s + (one["utc_ns"] - int(start["utc_ns"])) / 1e9
+                arrived.append((at_s, (one.get("rank") or 0) * 1_000_000 + one["connection"], one["bytes"]))
+        amounts = _amounts(steps)
         for name in ("cpu_util", "gpu_util", "disk_mb_per_s"):
             known = None if seen is None else seen[seen[name].notna()]
             if known is not None and len(known):
@@ -200,6 +276,8 @@ def _track(home: Path) -> _Track | None:
         tuple(ends_s),
         {name: (at, np.cumsum(amount)) for name, (at, amount) in done.items()},
         {name: tuple(np.concatenate(each) for each in zip(*parts, strict=True)) for name, parts in levels.items()},  # type: ignore[misc]
+        (np.concatenate([at for at, _ in ends]), np.concatenate([batch for _, batch in ends])),
+        pd.DataFrame(arrived, columns=["at_s", "connection", "bytes"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a claim says of a number: its bound, the tolerance, and how it is written (pure)."""
+"""The bound of a claim: what the paper's number is to ours, the tolerance, and how it is written (pure)."""
 
 from __future__ import annotations
 

@@ -1,42 +1,52 @@
-"""The words of a figure: its heading and caption, Jinja templates over what the run was and what papers publish."""
+"""Jinja templates of the sentences in a report, and the words of a run that captions and headings of figures use."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from harness.errors import ResultsError
 from harness.report import papers
-from harness.report.labels import accelerators, factor, megabytes, percent, significant, spell
+from harness.report.labels import accelerators, factor, joules, megabytes, percent, seconds, significant, spell
 from harness.results.reader import Results
 
+_SENTENCES: Final = Path(__file__).parents[1] / "template" / "remarks.yaml"
 _ASSUMED: Final = re.compile(r"emulated: assumed (\S+) s a sample")
+
+
+@lru_cache(maxsize=1)
+def read_sentences() -> Mapping[str, Any]:
+    """Return the templates of template/remarks.yaml."""
+    found: Mapping[str, Any] = yaml.safe_load(_SENTENCES.read_text(encoding="utf-8"))
+    return found
 
 
 def run_words(results: Results) -> Mapping[str, object]:
     """Return what every template may use: `name`, `workload`, `accelerators`, `steps`, `emulated`, `assumed`, ...."""
-    return {
+    words = {
         "name": results.name,
         "workload": next(iter(results.workloads), ""),
         "accelerators": accelerators(results),
         "steps": _steps(results),
         "emulated": results.emulated,
         "assumed": any("assumed" in cell.accelerator for cell in results.cells),
-        "emulation": _emulation(results),
         "memory": _memory(results),
         "scaled": _scaled(results),
         "timed_steps": _timed_steps(results),
     }
+    return {**words, "emulation": " " + fill(read_sentences()["emulation"], words) if results.emulated else ""}
 
 
 def fill(template: str, words: Mapping[str, object]) -> str:
     """Return a template's text in one line. Raises ResultsError where it asks for a word that there is not."""
     try:
-        return " ".join(_environment().from_string(template).render(words).split())
+        return re.sub("[ \n]+", " ", _environment().from_string(template).render(words)).strip(" ")
     except TemplateError as error:
         raise ResultsError(f"template {template!r:.60}: {error}; it may use {', '.join(sorted(words))}") from error
 
@@ -45,13 +55,29 @@ def fill(template: str, words: Mapping[str, object]) -> str:
 def _environment() -> Environment:
     environment = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701  escaped by the page
     environment.filters |= {"spell": spell, "percent": percent, "factor": factor, "significant": significant}
+    environment.filters |= {"seconds": seconds, "joules": joules, "megabytes": megabytes}
     environment.filters |= {"number": lambda value: f"{value:g}", "each": _each}
+    environment.globals |= {"count": _count, "names": _names, "comma": _comma}
     environment.globals |= {
         "value": papers.low,
         "values": papers.find_table,
         "cite": lambda name: papers.read_paper(name).citation,
     }
     return environment
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    """Write how many of something there are: 1 epoch, 2 epochs."""
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
+
+
+def _comma(loop: Any) -> str:
+    """Return what follows an entry of a list in a sentence."""
+    return "" if loop.last else " and " if loop.revindex == 2 else ", "
 
 
 def _each(values: Mapping[str, float], text: str, scale: float = 1.0) -> str:
@@ -67,21 +93,6 @@ def _steps(results: Results) -> str:
         return accelerators(results)
     lasting = ", ".join(f"{spell(workload)} {duration}" for workload, duration in assumed.items())
     return f"emulated, s a sample assumed: {lasting}"
-
-
-def _emulation(results: Results) -> str:
-    """Return whose use an emulated accelerator's is, and why an assumed step lasts as long as it does."""
-    if not results.emulated:
-        return ""
-    text = " The accelerator is emulated: its use is the share of time in which a step lasted."
-    if not any("assumed" in cell.accelerator for cell in results.cells):
-        return text
-    return text + (
-        " Its steps are assumed, as a share of the time in which the workers load as many samples: 46 %, the paper's "
-        "mean of GPU use with PyTorch over all workloads (section 5.3), and 55 % for UNet3D, which this project "
-        "computes from Table 2 (0.5 s a sample by 12 workers) and MLPerf Storage (0.636 s for 7 samples on each of "
-        "four A100); the paper measures 57.4 % there (section 3.3). How high PyTorch's line lies is thus no finding."
-    )
 
 
 def _memory(results: Results) -> str:
