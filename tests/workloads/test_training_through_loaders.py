@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.report.paired import compare_pairs
+from harness.report.intervals import compare_pairs
 from harness.workloads.classification import Classification
 from harness.workloads.training import TrainingStep
 from loaders import PyTorchLoader, SampleAwareLoader, Samples
