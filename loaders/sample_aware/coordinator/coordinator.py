@@ -21,7 +21,7 @@ from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.coordinator.tasks import GivenTask, StoredSample, TaskTable
 from loaders.sample_aware.ipc.arena import Arena, ArenaBlock
 from loaders.sample_aware.ipc.control_page import ControlPage, Roots
-from loaders.sample_aware.ipc.messages import NOWHERE, Place, ReportKind, ReportReader, Value, WorkerReport
+from loaders.sample_aware.ipc.messages import NOWHERE, ArenaPlace, ReportKind, ReportReader, Value, WorkerReport
 from loaders.sample_aware.ipc.serialize import load
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.balancer import Work
@@ -249,7 +249,7 @@ class Coordinator:
             self.end_epoch(failure.why())
 
     def _add_error(self, epoch: EpochState, work: Work, keys: Sequence[Value], error: BaseException) -> None:
-        epoch.add_batch(work, ReadyBatch(keys, (), error=error), Place(NOWHERE, 0, 0))
+        epoch.add_batch(work, ReadyBatch(keys, (), error=error), ArenaPlace(NOWHERE, 0, 0))
 
     def _on_sample(self, epoch: EpochState, report: WorkerReport, block: ArenaBlock | None) -> None:
         given = self._tasks.find(report.task)
@@ -276,7 +276,7 @@ class Coordinator:
         if self._settings.on_error == "raise":
             self.end_epoch(error)
         elif self._settings.on_error == "batch":
-            epoch.store(sample, StoredSample(Place(NOWHERE, 0, 0), None, key, error=error))
+            epoch.store(sample, StoredSample(ArenaPlace(NOWHERE, 0, 0), None, key, error=error))
             epoch.balancer.finish(sample)
         else:
             epoch.balancer.fail(sample)
@@ -398,7 +398,7 @@ class Coordinator:
         """Return whether memory allows another sample; one is allowed where the consumer would wait without end."""
         return self._arena.ahead < self._settings.max_bytes or not (len(self._tasks) or epoch.shipped > epoch.taken)
 
-    def _send(self, batch: ReadyBatch, place: Place) -> None:
+    def _send(self, batch: ReadyBatch, place: ArenaPlace) -> None:
         output = self._epoch.output if self._epoch is not None else None
         if output is not None:
             self._in_order(lambda: self._deliver(output, batch, place))
@@ -409,7 +409,7 @@ class Coordinator:
         else:
             self._finisher.submit(call)
 
-    def _deliver(self, output: OutputQueue, batch: ReadyBatch, place: Place) -> None:
+    def _deliver(self, output: OutputQueue, batch: ReadyBatch, place: ArenaPlace) -> None:
         """Put a batch in the queue; in the finisher's thread where there is one."""
         try:
             if batch.block is not None and output.over:

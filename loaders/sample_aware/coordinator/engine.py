@@ -75,7 +75,7 @@ class Engine:
         """The worker processes."""
         return self._pool.processes
 
-    def epoch(self, batches: Iterable[Sequence[Value]]) -> EpochBatches:
+    def epoch(self, batches: Iterable[Sequence[Value]]) -> BatchSource:
         """Begin an epoch of batches of keys; the one before it ends."""
         self._epochs += 1
         output = OutputQueue(self._epochs)
@@ -84,7 +84,7 @@ class Engine:
         balancer = Balancer(order=settings.order, background=background, max_wait=settings.max_wait_batches)
         epoch = EpochState(output, balancer, is_strict=settings.order == "strict")
         self.coordinator.call(lambda: self.coordinator.begin_epoch(epoch))
-        return EpochBatches(self, output, iter(batches), settings.max_batches_ahead)
+        return BatchSource(self, output, iter(batches), settings.max_batches_ahead)
 
     def start_wanted(self) -> None:
         """Start the workers that the scheduler has asked for; in the consumer's thread, where a fork is safest."""
@@ -98,7 +98,7 @@ class Engine:
         self._finalizer()
 
 
-class EpochBatches:
+class BatchSource:
     """The batches of one epoch, for the consumer's thread."""
 
     def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[Value]], ahead: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.tasks import StoredSample
 from loaders.sample_aware.ipc.arena import ArenaBlock
-from loaders.sample_aware.ipc.messages import Place, Value
+from loaders.sample_aware.ipc.messages import ArenaPlace, Value
 from loaders.sample_aware.policy.balancer import Balancer, Work
 
 
@@ -30,7 +30,7 @@ class EpochState:
         self._keys: dict[int, Value] = {}
         """Of the other samples that were not started."""
         self._stored: dict[int, StoredSample] = {}
-        self._made: dict[int, tuple[ReadyBatch, Place]] = {}
+        self._made: dict[int, tuple[ReadyBatch, ArenaPlace]] = {}
         """Batches that were not sent to the consumer, with where they lie."""
         self._next = 0
         """Number of the batch that is sent next, in strict order."""
@@ -76,13 +76,13 @@ class EpochState:
         self._keys[sample] = key
         self.balancer.give_back(sample)
 
-    def add_batch(self, work: Work, batch: ReadyBatch, place: Place) -> None:
+    def add_batch(self, work: Work, batch: ReadyBatch, place: ArenaPlace) -> None:
         """Add a batch that is made, or that has failed."""
         self.balancer.complete(work.batch)
         self.slow.difference_update(work.samples)
         self._made[work.batch] = batch, place
 
-    def ship(self, send: Callable[[ReadyBatch, Place], None]) -> None:
+    def ship(self, send: Callable[[ReadyBatch, ArenaPlace], None]) -> None:
         """Send the batches that may be, in the order in which they are made, or in the sampler's."""
         for number in list(self._sendable()):
             self.shipped += 1

@@ -10,7 +10,7 @@ from typing import Final
 from loaders.sample_aware.ipc.arena import Arena, ArenaBlock
 from loaders.sample_aware.ipc.messages import (
     NOWHERE,
-    Place,
+    ArenaPlace,
     TaskKind,
     TaskRecord,
     Value,
@@ -46,7 +46,7 @@ class SizeEstimate:
 class StoredSample:
     """A sample that no worker has: partial, done, or failed."""
 
-    place: Place
+    place: ArenaPlace
     block: ArenaBlock | None
     key: Value
     stage: int = 0

@@ -52,7 +52,7 @@ class ReportKind(IntEnum):
     RETIRED = 8
 
 
-class Place(NamedTuple):
+class ArenaPlace(NamedTuple):
     """Where a sample or a batch lies: its tensors in a block, and from `offset` on how they lie, and the rest of it."""
 
     block: int
@@ -70,7 +70,7 @@ class WorkItem(NamedTuple):
     stage: int = 0
     """With which the worker begins."""
     spent_ns: int = 0
-    place: Place | None = None
+    place: ArenaPlace | None = None
     """None for a new sample."""
 
 
@@ -109,12 +109,12 @@ class TaskRecord(NamedTuple):
         if not stored:
             return list(map(WorkItem, samples, keys))
         return [
-            WorkItem(sample, key, stage, spent_ns, Place(*place))
+            WorkItem(sample, key, stage, spent_ns, ArenaPlace(*place))
             for sample, key, (stage, spent_ns, place) in zip(samples, keys, stored, strict=True)
         ]
 
 
-def pack_items(samples: Sequence[int], keys: Sequence[Value], stored: Sequence[tuple[int, int, Place]]) -> bytes:
+def pack_items(samples: Sequence[int], keys: Sequence[Value], stored: Sequence[tuple[int, int, ArenaPlace]]) -> bytes:
     """Return what `read_items` reads; `stored` has stage, time and place of each sample where they are not new."""
     places = [(stage, spent_ns, tuple(place)) for stage, spent_ns, place in stored]
     return pickle.dumps((samples, keys, places), pickle.HIGHEST_PROTOCOL)
@@ -143,7 +143,7 @@ class WorkerReport(NamedTuple):
     first_stage: int = 0
     stage_ns: Sequence[int] = ()
     """Of the stages from `first_stage` on that were run now."""
-    place: Place = Place(NOWHERE, 0, 0)
+    place: ArenaPlace = ArenaPlace(NOWHERE, 0, 0)
     is_last: bool = False
     """Whether it is the last one about its task."""
 
@@ -177,7 +177,7 @@ class ReportReader:
             times_at = at + _REPORT.size
             payload = read[times_at + 8 * stages : at + length]
             times = struct.unpack_from(f"<{stages}q", read, times_at)
-            place = Place(block, offset, nbytes, payload)
+            place = ArenaPlace(block, offset, nbytes, payload)
             yield WorkerReport(kind, worker, run, task, sample, spent, first, times, place, bool(is_last))
             at += length
         self._rest = read[at:]

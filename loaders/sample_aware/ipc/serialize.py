@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.sample_aware.ipc.messages import Place, Value
+from loaders.sample_aware.ipc.messages import ArenaPlace, Value
 
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
@@ -89,7 +89,7 @@ def pack_rest(packed: PackedValue, begins: Sequence[int]) -> bytes:
     return pickle.dumps((packed.payload, packed.spec, begins), pickle.HIGHEST_PROTOCOL)
 
 
-def load(place: Place, block: npt.NDArray[np.uint8], *, copy: bool = False) -> Value:
+def load(place: ArenaPlace, block: npt.NDArray[np.uint8], *, copy: bool = False) -> Value:
     """Return a sample or a batch from its block, or from the payload where it has none.
 
     With `copy` its tensors have memory of their own, else they share this one.

@@ -20,7 +20,7 @@ from loaders.sample_aware.ipc.control_page import ControlPage, Roots
 from loaders.sample_aware.ipc.messages import (
     NOWHERE,
     TASK_BYTES,
-    Place,
+    ArenaPlace,
     ReportKind,
     TaskKind,
     TaskRecord,
@@ -86,7 +86,7 @@ class _Finished(NamedTuple):
 def run_worker(ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
     """Work until asked to stop, or until the parent has ended."""
     _prepare_process(ends.parent)
-    worker = _Worker(ends, job, place)
+    worker = SampleWorker(ends, job, place)
     try:
         roots = job.begin_worker(place)
     except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
@@ -99,7 +99,9 @@ def run_worker(ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
     worker.retire()
 
 
-class _Worker:
+class SampleWorker:
+    """What a worker process does with the tasks that it takes."""
+
     def __init__(self, ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
         self._ends, self._job, self._place = ends, job, place
         self._stages = job.stages
@@ -120,7 +122,7 @@ class _Worker:
     def begin(self, roots: Roots) -> None:
         """Report that the worker has started."""
         payload = struct.pack("<3q", *roots)
-        self._send(WorkerReport(ReportKind.READY, self._place.worker, place=Place(NOWHERE, 0, 0, payload)))
+        self._send(WorkerReport(ReportKind.READY, self._place.worker, place=ArenaPlace(NOWHERE, 0, 0, payload)))
 
     def retire(self) -> None:
         """Report that the worker stops as it was asked to."""
@@ -302,7 +304,7 @@ class _Worker:
         if not packed.spec and not end:
             rest = pack_rest(packed, ())
             if len(rest) <= room(len(report.stage_ns)):
-                return report._replace(place=Place(NOWHERE, 0, 0, rest))
+                return report._replace(place=ArenaPlace(NOWHERE, 0, 0, rest))
         there: list[int] = []
         begins, tensors = layout(packed.spec)
         if rows is not None and rows.end:
@@ -318,10 +320,10 @@ class _Worker:
             if number not in there:
                 copy_to(self._memory, block + begin, leaf, values)
         self._map[block + tensors : block + nbytes] = rest + end
-        return report._replace(place=Place(block, tensors, len(rest)))
+        return report._replace(place=ArenaPlace(block, tensors, len(rest)))
 
     def _ask_for_block(self, report: WorkerReport, nbytes: int) -> int:
-        place = Place(NOWHERE, 0, nbytes)
+        place = ArenaPlace(NOWHERE, 0, nbytes)
         self._send(WorkerReport(ReportKind.NEED, self._place.worker, report.run, report.task, place=place))
         (offset,) = _ANSWER.unpack(os.read(self._ends.answers, _ANSWER.size))
         if offset < 0:

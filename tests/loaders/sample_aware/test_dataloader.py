@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from loaders import SampleAwareDataLoader
+from loaders.sample_aware import iterators
 
 pytestmark = pytest.mark.process
 
@@ -321,3 +322,15 @@ def test_no_more_batches_are_begun_than_torch_would_hold(taken, order):
         time.sleep(0.2)
     # Two for each of two workers, less the one that is still the consumer's when the next is handed over.
     assert asked == 2 * (taken + 3)
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+def test_batches_that_are_page_locked_come_whole_and_an_error_of_that_is_raised(monkeypatch, order):
+    # Page-locked memory needs an accelerator, so another function stands for it.
+    monkeypatch.setattr(SampleAwareDataLoader, "pins", True)
+    monkeypatch.setattr(iterators, "pin_memory", lambda batch: batch["y"].tolist())
+    loader = SampleAwareDataLoader(Squares(), 4, num_workers=2, order=order)
+    assert sorted(number for batch in loader for number in batch) == [k * k for k in range(COUNT)]
+    monkeypatch.setattr(iterators, "pin_memory", lambda batch: batch["none"])
+    with pytest.raises(KeyError, match="none"):
+        list(loader)

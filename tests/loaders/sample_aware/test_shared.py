@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loaders.sample_aware.ipc.arena import Arena
-from loaders.sample_aware.ipc.messages import Place
+from loaders.sample_aware.ipc.messages import ArenaPlace
 from loaders.sample_aware.ipc.serialize import copy_to, layout, load, pack, pack_rest, unpack
 from loaders.sample_aware.workers.rows import BatchRows, StackedInPlace
 
@@ -71,7 +71,7 @@ def test_a_sample_comes_back_as_it_was(name):
         copy_to(memory, begin, leaf, values)
     memory[total:] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
     for copy in (True, False):
-        same(load(Place(0, total, len(rest)), memory.numpy(), copy=copy), sample)
+        same(load(ArenaPlace(0, total, len(rest)), memory.numpy(), copy=copy), sample)
 
 
 def test_tensors_are_not_pickled():

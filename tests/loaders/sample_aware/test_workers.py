@@ -39,7 +39,9 @@ def loader_of(samples, transform, **options):
     return SampleAwareLoader(samples=samples, transform=transform, **options)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(each, marks=pytest.mark.slow) for each in ("spawn", "forkserver"))]
+)
 def test_workers_start_by_every_method(image_tree, method):
     with loader_of(image_tree(9), ImageTransform(size=16), start_method=method, num_workers=1) as loader:
         for epoch in range(2):
@@ -172,6 +174,7 @@ def run_limited(*arguments):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_limit_of_addresses_leaves_room_for_several_loaders():
     run = run_limited(16 << 30)
     assert run.stdout == "True\n", run.stderr
