@@ -12,11 +12,10 @@ from pathlib import Path
 from joulefeed.signals import run_program
 from loaders.errors import LoaderConfigError, SplitError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form
-from loaders.nosql.keys import USER, load_client_keys
+from loaders.nosql.keys import client_login
 from loaders.nosql.options import DaemonOptions
 from loaders.nosql.schema import Table
 from loaders.nosql.server.process import CassandraServer
-from loaders.nosql.session import Login
 from loaders.shared.daemon.command import Commands, DaemonCommand, Served, log_at_end, serve_until_end
 from loaders.shared.daemon.flags import resolve_address
 
@@ -105,7 +104,7 @@ def _make_splits(arguments: argparse.Namespace) -> None:
     columns = {"label": arguments.label, "entity": arguments.entity}
     if arguments.endpoint is not None:
         table = Table.parse(arguments.endpoint)
-        metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=_log_in(arguments.keys), **columns)
+        metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=client_login(arguments.keys), **columns)
     else:
         if arguments.out.absolute() == arguments.metadata.absolute():
             raise SplitError(f"--out {arguments.out} would replace the metadata: choose another name")
@@ -120,13 +119,6 @@ def _make_splits(arguments: argparse.Namespace) -> None:
         shares = [f"{label} {count}" for label, count in sorted(part.get("classes", {}).items())[:_SHOWN]]
         sys.stdout.write(f"{name}: {', '.join(counts)}{'; classes: ' if shares else ''}{', '.join(shares)}\n")
     sys.stdout.write(f"{arguments.out}: stored\n")
-
-
-def _log_in(keys: Path | None) -> Login | None:
-    if keys is None:
-        return None
-    client = load_client_keys(keys)
-    return Login(USER, client.password, client.context())
 
 
 main = DaemonCommand(

@@ -11,6 +11,7 @@ from typing import Final
 
 from joulefeed.keys import CLIENT, DAEMON, make_halves, read_private
 from loaders.errors import LoaderConfigError
+from loaders.nosql.session import Login
 
 USER: Final = "cassandra"
 """The role of the clients, the first one that a server makes; `make_keys` makes its password."""
@@ -42,6 +43,10 @@ class DatabaseKeys:
         context.load_cert_chain(self.own)
         return context
 
+    def login(self, password: str = "") -> Login:
+        """Return who the client is, with its password or another one."""
+        return Login(USER, password or self.password, self.context())
+
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
     """Make new keys in `folder`/daemon and `folder`/client and return the two folders, of which a host needs one.
@@ -66,6 +71,11 @@ def load_daemon_keys(folder: Path | str) -> DatabaseKeys:
 def load_client_keys(folder: Path | str) -> DatabaseKeys:
     """Read a client's half; raises LoaderConfigError naming the file that is missing or open to others."""
     return _load(Path(folder), CLIENT_KEY)
+
+
+def client_login(folder: Path | str | None) -> Login | None:
+    """Return the client of a half of keys; None without one. Raises LoaderConfigError as `load_client_keys` does."""
+    return None if folder is None else load_client_keys(folder).login()
 
 
 def _make_pair(name: str) -> bytes:

@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
-from loaders.nosql.keys import USER, load_client_keys
+from loaders.nosql.keys import client_login
 from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import Table
-from loaders.nosql.session import Login, missing_driver
+from loaders.nosql.session import missing_driver
 from loaders.pipeline.callables import AnyTransform
 from loaders.records.epochs import RecordFetch
 from loaders.records.record_loader import RecordLoader
@@ -58,15 +58,11 @@ class NoSQLLoader(RecordLoader):
         except ImportError as error:
             raise missing_driver(error) from error
 
-        login = None
-        if options.keys is not None:
-            found = load_client_keys(options.keys)
-            login = Login(USER, found.password, found.context())
         self._own, self._traffic = options, RowTraffic()
         self._arrivals: ArrivalLog | None = None
         self._database: Database | None = Database(
             table,
-            login=login,
+            login=client_login(options.keys),
             connections=options.connections,
             timeout_s=options.timeout_s,
         )

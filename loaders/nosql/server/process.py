@@ -14,7 +14,7 @@ from loaders.errors import LoaderConfigError, StreamError
 from loaders.nosql.keys import USER, load_daemon_keys
 from loaders.nosql.server.configuration import DiskAccess, ServerConfiguration
 from loaders.nosql.server.installation import DatabaseServerError, server_command
-from loaders.nosql.session import Login, open_session
+from loaders.nosql.session import open_session
 
 _FIRST_PASSWORD: Final = "cassandra"  # noqa: S105 - known to all, and changed before the server is ready
 _OPTIONS: Final = bytes.fromhex("040000000500000000")
@@ -117,13 +117,10 @@ class CassandraServer(ServerProcess):
                     return len(header := connection.recv(9)) == 9 and header[4] == _SUPPORTED
         except OSError:
             return False
-        return self._sets_password(Login(USER, self._login.password, self._login.context()))
-
-    def _sets_password(self, login: Login) -> bool:
-        first = Login(USER, _FIRST_PASSWORD, login.context)
         try:
-            with open_session(self.host, self.port, first, timeout_s=10.0) as session:
-                session.execute(f"ALTER ROLE {USER} WITH PASSWORD = '{login.password}'")  # of URL-safe letters
+            with open_session(self.host, self.port, self._login.login(_FIRST_PASSWORD), timeout_s=10.0) as session:
+                # Of URL-safe letters.
+                session.execute(f"ALTER ROLE {USER} WITH PASSWORD = '{self._login.password}'")
         except StreamError:
             return False
         return True

@@ -128,9 +128,11 @@ def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(
         ({"sample_timeout_s": 0}, "sample_timeout_s=0"),
     ],
 )
-def test_a_policy_that_there_is_none_of_is_refused_by_name(any_python, wrong, message):
+@pytest.mark.parametrize("name", ["pytorch", "records", "sample_aware"])
+def test_a_policy_that_there_is_none_of_is_refused_by_name(table, datasets, serve, name, wrong, message):
+    data, entry = datasets["image"], table[name]
     with pytest.raises(LoaderConfigError, match=message):
-        any_python.make(**wrong)
+        entry.make(data, data.pipeline, serve(entry, data), **wrong)
 
 
 def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, serve, table):

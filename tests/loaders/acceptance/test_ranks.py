@@ -58,6 +58,8 @@ def test_ranks_of_torchruns_environment_share_every_epoch(any_loader, monkeypatc
         ({"world_size": 2, "remainder": "split"}, "remainder='split': .*uneven, drop, pad"),
     ],
 )
-def test_ranks_that_cannot_be_are_refused_by_name(any_loader, wrong, message):
+@pytest.mark.parametrize("name", ["pytorch", "records"])
+def test_ranks_that_cannot_be_are_refused_by_name(table, datasets, serve, name, wrong, message):
+    data, entry = datasets["image"], table[name]
     with pytest.raises(LoaderConfigError, match=message):
-        any_loader.make(**wrong)
+        entry.make(data, data.pipeline, serve(entry, data), **wrong)
