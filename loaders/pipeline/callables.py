@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from joulefeed.npy import load_npy
 from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
 from loaders.pipeline import (
@@ -24,7 +25,6 @@ from loaders.pipeline import (
     stage_name,
 )
 from loaders.pipeline.image import decode
-from loaders.records.npy import load_npy
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""

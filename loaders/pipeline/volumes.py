@@ -18,9 +18,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from joulefeed.npy import PARSING, map_npy
 from loaders.base import SampleSource
 from loaders.pipeline import UndecodableError
-from loaders.records.npy import PARSING, map_npy
 
 SPACING_MM: Final = (1.6, 1.2, 1.2)
 """Distance of voxels along depth, height and width in millimetres, to which every case is resampled."""

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 class BoundedQueue(Generic[Item]):
-    """Holds at most `capacity` items; the end, or the error that ended it, comes after the last one."""
+    """Keeps at most `capacity` items; the end, or the error that ended it, comes after the last one."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -42,7 +42,7 @@ class BoundedQueue(Generic[Item]):
             return not self._closed
 
     def get(self) -> Item | None:
-        """Return the next item once there is one, None at the end; raise the error that the channel ended with."""
+        """Return the next item once there is one, None at the end; raise the error that the queue ended with."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._items))
             if self._items:
@@ -54,7 +54,7 @@ class BoundedQueue(Generic[Item]):
             return None
 
     def close(self, error: BaseException | None = None) -> None:
-        """Take no more items; those in the channel can still be taken, then `error` is raised."""
+        """Accept no more items; the items in the queue can still be taken, then `error` is raised."""
         with self._changed:
             if not self._closed:
                 self._closed, self._error = True, error

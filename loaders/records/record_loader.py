@@ -111,7 +111,7 @@ class RecordLoader(Closing):
         return len(self)
 
     def _note(self, item: DeliveredBatch) -> None:
-        """Note a batch that is delivered now."""
+        """Record that a batch is delivered now."""
 
     @staticmethod
     def check_transform(

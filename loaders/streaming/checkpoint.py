@@ -22,7 +22,7 @@ StateDict: TypeAlias = dict[str, Any]
 RankState: TypeAlias = Mapping[str, Any]
 """A StateDict of one rank, as it is read."""
 AnyState: TypeAlias = RankState | Sequence[RankState]
-"""The state of one rank, or the list of those of all ranks."""
+"""The state of one rank, or the list of the states of all ranks."""
 
 _VERSION = 3
 _OF_RANKS = ("rank", "world_size", "remainder")

@@ -42,7 +42,7 @@ def _prefetch(value: object) -> object:
 
 
 class StreamSettings(RecordOptions):
-    """What every loader of records takes, and those of the streaming loader."""
+    """The arguments of every loader of records, and of the streaming loader."""
 
     limit: Count | None = Field(default=None, description="samples after which an epoch ends; None for all")
     verify: bool = Field(

@@ -21,7 +21,7 @@ _EPOCHS = 16
 
 
 class TimestampLogger(Closing):
-    """Notes events with the UTC time in ns; threads may share it.
+    """Records events with the UTC time in ns; threads may share it.
 
     A line is `{"t_ns", "event", "epoch", "batch", "bytes"}` and the name of this process, `daemon` or
     `rank`; fields that an event does not have are left out. Lines are written at the end of an epoch, on `flush` and on
@@ -40,7 +40,7 @@ class TimestampLogger(Closing):
         self._lock = threading.Lock()
 
     def log(self, event: EventName, *, epoch: int, batch: int | None = None, nbytes: int | None = None) -> None:
-        """Note an event that happens now."""
+        """Record an event that happens now."""
         self._noted.append((time.time_ns(), event, epoch, batch, nbytes))
         if event == "epoch_end" or len(self._noted) >= _BUFFERED_LINES:
             self.flush()
@@ -66,7 +66,7 @@ class TimestampLogger(Closing):
 
 
 class EpochMarks:
-    """Notes on the sending side when an epoch begins and when all of it has been sent.
+    """Records on the sending side when an epoch begins and when all of it has been sent.
 
     A daemon does not know epochs: one starts with its first request, and ends when as many records have been sent as
     there are, or on close.
@@ -77,7 +77,7 @@ class EpochMarks:
         self._sent: dict[int, int] = {}
 
     def sent(self, epoch: int, batch: int, records: int, nbytes: int) -> None:
-        """Note a batch, or part of one, that is sent now."""
+        """Record a batch, or part of one, that is sent now."""
         if epoch not in self._sent:
             if len(self._sent) == _EPOCHS:
                 self._end(next(iter(self._sent)))
@@ -89,7 +89,7 @@ class EpochMarks:
             self._end(epoch)
 
     def close(self) -> None:
-        """Note the end of every open epoch."""
+        """Record the end of every open epoch."""
         for epoch in list(self._sent):
             self._end(epoch)
 

@@ -35,7 +35,7 @@ class StreamDataset(IterableDataset[Yielded]):
     """
 
     def __init__(self, *, batches: Form = "dict", **arguments: Any) -> None:
-        """Take the arguments of StreamingLoader; connections are made when the first batch is asked for.
+        """Keep the arguments of StreamingLoader; connections are made when the first batch is asked for.
 
         `batches` is the form of a batch: "dict" has the tensors `data`, `labels` and `ids`, and further ones of the
         pipeline by name; "tuple" has data, labels and the further ones; "batch" is a `Batch`. Those of decode="raw" are

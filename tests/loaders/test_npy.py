@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from harness.datasets.kits19.tree import _numpy_shape
+from joulefeed.npy import load_npy, map_npy
 from loaders.pipeline.volumes import array_in, map_array
-from loaders.records.npy import load_npy, map_npy
 from loaders.records.shards.index import RECORD, index_path, load_index, save_index
 
 ARRAY = np.zeros((1, 2, 3, 4), np.float32)

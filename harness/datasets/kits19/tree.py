@@ -16,7 +16,7 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.scan import SampleFile, entries_of, in_threads, limited
 from harness.datasets.tree import RealTree
 from harness.errors import DatasetError
-from loaders.records.npy import map_npy
+from joulefeed.npy import map_npy
 
 _LAYOUT: Final = (
     "case_00000/{imaging,segmentation}.nii.gz, or case_00000_{x,y}.npy as MLPerf's preprocessing writes them"

@@ -27,7 +27,7 @@ class DecodedBatch(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Takes raw batches and gives them back decoded, in the same order; used by one thread."""
+    """Decodes raw batches, and returns them, in the same order; used by one thread."""
 
     notes: tuple[str, ...]
     """Where what it makes of a sample differs from the other loaders'."""

@@ -85,7 +85,7 @@ class ReceivedSample:
     """One sample: its record, which is read when something in it is asked for."""
 
     def __init__(self, content: memoryview, label: int, file: int, size: int) -> None:
-        """Take a sample apart: `content` is its TFRecord record, in which its file has `size` bytes from `file` on."""
+        """Read a sample: `content` is its TFRecord record, in which its file has `size` bytes from `file` on."""
         self.content, self.label, self.at = content, label, file
         self.payload = content[file : file + size].toreadonly()
         self._message = content[HEADER_BYTES : len(content) - FOOTER_BYTES].toreadonly()

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from joulefeed.npy import load_npy
 from loaders.errors import ShardError
-from loaders.records.npy import load_npy
 
 RECORD = np.dtype(
     [

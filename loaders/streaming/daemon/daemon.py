@@ -123,7 +123,7 @@ class Daemon(Closing):
         return "signal"
 
     def _read_requests(self) -> None:
-        """Take arrived requests, a bounded number so that a stop is seen under load too."""
+        """Read requests that have arrived, a bounded number so that a stop is seen under load too."""
         for _ in range(_AT_ONCE):
             message = self._socket.receive()
             if message is None:
@@ -164,7 +164,7 @@ class Daemon(Closing):
             self._events.flush()
 
     def close(self) -> None:
-        """Take nothing more, finish the answers under way within a few seconds, and close every connection."""
+        """Accept nothing more, finish the answers under way within a few seconds, and close every connection."""
         if self._closed:
             return
         self._closed = True

@@ -130,7 +130,7 @@ class ListeningSocket:
         self._socket.close()
 
     def _bind(self, address: tuple[object, ...]) -> None:
-        """Bind the socket; a port that is in use may be that of a daemon that was killed and has not ended yet."""
+        """Bind the socket; a port in use may belong to a daemon that was killed and has not ended yet."""
         deadline = time.monotonic() + _ENDING_S
         while True:
             try:

@@ -135,7 +135,7 @@ class ServerSocket:
             raise zmq.ZMQError(ctypes.get_errno())
 
     def close(self, linger_ms: int) -> None:
-        """Take no more connections, send the answers under way for at most `linger_ms`, and close."""
+        """Accept no more connections, send the answers under way for at most `linger_ms`, and close."""
         self._listener.close()
         self.socket.disable_monitor()
         self.monitor.close(linger=0)

@@ -21,7 +21,7 @@ from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Get, ServedShar
 
 _Ints = npt.NDArray[np.int64]
 _FEW_SLICES = 32
-"""Slices whose rows are joined one by one; those of more are found by one indexing, which costs less then."""
+"""Slices whose rows are joined one by one; the rows of more slices are found by one indexing, which costs less."""
 
 
 class Answer(NamedTuple):
