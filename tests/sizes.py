@@ -16,29 +16,43 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("joulefeed", "energymon", "loaders", "harness")
 LEAVES = (
     "energymon/influx/",
-    "energymon/cli/",
+    "harness/cli.py",
     "harness/report/",
     "harness/diagnose/",
     "harness/datasets/",
     "harness/workloads/",
-    "loaders/pipelines/",
-    *(
-        f"loaders/{name}"
-        for name in ("dali/", "fixed.py", "mosaic/", "nosql/", "pecan/", "pytorch.py", "spdl/", "tfdata/")
-    ),
+    "loaders/pipeline/",
+    "loaders/shared/fixed.py",
+    *(f"loaders/{name}/" for name in ("dali", "mosaic", "nosql", "pecan", "pytorch", "spdl", "tfdata")),
 )
 """What may grow without anybody reading it: figures, claims, generators, models, adapters of other systems."""
-BASES = ("harness/datasets/__init__.py", "harness/workloads/__init__.py")
-"""Files in the leaves' folders that say what a leaf is; they belong to the core."""
+BASES = (
+    *(
+        f"harness/datasets/{name}.py"
+        for name in ("__init__", "cache", "generate", "placement", "scan", "tree", "worker")
+    ),
+    *(
+        f"harness/workloads/{name}.py"
+        for name in ("__init__", "accelerator", "base", "emulated", "gradients", "overlap")
+    ),
+    *(f"harness/workloads/{name}.py" for name in ("published", "training")),
+    "loaders/pipeline/__init__.py",
+    "loaders/pipeline/callables.py",
+    "loaders/pipeline/image.py",
+)
+"""Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 60_000,
-    "core": 38_000,
-    "tests": 38_000,
-    "loaders/sample_aware": 3_200,
-    "loaders/streaming, loaders/records": 8_300,
+    "packages": 65_500,
+    "core": 44_000,
+    "tests": 43_500,
+    "loaders/sample_aware": 4_100,
+    "loaders/streaming, loaders/records": 7_600,
 }
+"""Lower a limit when a part has become smaller. A change that needs more is a reason to look for what can go."""
 MAX_ENTRIES = 14
 """What the listing of a folder may have."""
+MAX_WALK = 16
+"""Files on a walk of docs/architecture.md."""
 
 
 def files_of(*folders: str) -> list[str]:

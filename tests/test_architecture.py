@@ -24,8 +24,11 @@ LOWER = {
     "harness": {"joulefeed", "energymon", "loaders"},
 }
 """The packages that each package may import."""
-EDGES: dict[str, set[str]] = {}
-"""Leaves that a file of the core imports all the same."""
+EDGES = {
+    "energymon/agent/main.py": {"energymon.influx.settings"},
+    "energymon/cli/export.py": {"energymon.influx.lineprotocol"},
+}
+"""Leaves that a file of the core imports all the same: options name a server, an export has its format."""
 PARALLEL = {"DaemonOptions"}
 """Classes that several modules have on purpose, because code finds them there by this name."""
 
@@ -159,6 +162,23 @@ def test_the_drawing_shows_the_imports(package):
     page = (ROOT / "docs" / "architecture.md").read_text()
     drawings = re.findall(r"```mermaid\n(.*?)\n```", page, re.DOTALL)
     assert drawing(package) in drawings, f"expected this drawing:\n{drawing(package)}"
+
+
+SECTIONS = re.split(r"^## (.*)\n", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)[1:]
+WALKS = {
+    name: text
+    for name, text in zip(SECTIONS[::2], SECTIONS[1::2], strict=True)
+    if name.startswith(("A sample", "A joule", "An experiment"))
+}
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_walk_has_few_files_that_are_there(walk):
+    files = re.findall(r"^\| \d+ \| `([\w/.]+)` ", WALKS[walk], re.MULTILINE)
+    assert 10 < len(files) <= sizes.MAX_WALK
+    assert len(set(files)) == len(files)
+    modules = [module_of(ROOT / file) for file in files]
+    assert [file for file, module in zip(files, modules, strict=True) if module not in MODULES] == []
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from loaders.errors import LoaderConfigError, SplitError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form
 from loaders.nosql.keys import client_login
 from loaders.nosql.options import DaemonOptions
-from loaders.nosql.schema import Table
+from loaders.nosql.schema import DatabaseTable
 from loaders.nosql.server.process import CassandraServer
 from loaders.shared.daemon.command import Commands, DaemonCommand, Served, log_at_end, serve_until_end
 from loaders.shared.daemon.flags import resolve_address
@@ -46,7 +46,7 @@ def _serving(options: DaemonOptions) -> Iterator[Served]:
         ) as server,
         log_at_end(server),
     ):
-        endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint
+        endpoint = DatabaseTable(server.host, server.port, KEYSPACE, NAME).endpoint
         yield Served({"endpoint": endpoint, "samples": form.samples, "bytes": form.nbytes}, server)
 
 
@@ -103,7 +103,7 @@ def _make_splits(arguments: argparse.Namespace) -> None:
 
     columns = {"label": arguments.label, "entity": arguments.entity}
     if arguments.endpoint is not None:
-        table = Table.parse(arguments.endpoint)
+        table = DatabaseTable.parse(arguments.endpoint)
         metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=client_login(arguments.keys), **columns)
     else:
         if arguments.out.absolute() == arguments.metadata.absolute():

@@ -12,7 +12,7 @@ from typing import Final
 
 from loaders.errors import ShardError, StreamError
 from loaders.nosql.ingest import ingest
-from loaders.nosql.schema import FORM, Table
+from loaders.nosql.schema import FORM, DatabaseTable
 from loaders.nosql.server.configuration import SERVER_FILES
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.server.process import CassandraServer
@@ -50,7 +50,7 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
     with CassandraServer(folder) as server:
         _check_room(folder, dataset)
         try:
-            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress)
+            ingest(shards, DatabaseTable(server.host, server.port, KEYSPACE, NAME), progress)
         except StreamError as error:
             # A disk that is full ends the server, which then is what does not answer.
             _check_room(folder, dataset)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from loaders.errors import LoaderConfigError, ShardError, StreamError
-from loaders.nosql.schema import FORM, Table, quote, sample_uuid
+from loaders.nosql.schema import FORM, DatabaseTable, quote, sample_uuid
 from loaders.nosql.server.configuration import MAX_RECORD_BYTES
 from loaders.nosql.session import Login, open_session
 from loaders.records.shards.columns import ReadColumns
@@ -46,7 +46,7 @@ _Row = tuple[Any, ...]
 
 
 def ingest(
-    shards: Path, table: Table, progress: Progress = lambda done, total: None, *, login: Login | None = None
+    shards: Path, table: DatabaseTable, progress: Progress = lambda done, total: None, *, login: Login | None = None
 ) -> None:
     """Store every record of a shard folder in the tables of a server of its own, and then that the dataset is whole.
 
@@ -92,7 +92,7 @@ def _check_sizes(dataset: ShardSet) -> None:
             )
 
 
-def _is_whole(session: Any, table: Table, dataset: ShardSet) -> bool:
+def _is_whole(session: Any, table: DatabaseTable, dataset: ShardSet) -> bool:
     """Return whether the tables have the dataset already; else make them, and say whose samples come."""
     session.execute(
         f"CREATE KEYSPACE IF NOT EXISTS {table.keyspace} WITH replication = "
@@ -113,7 +113,7 @@ def _is_whole(session: Any, table: Table, dataset: ShardSet) -> bool:
     return whole is not None
 
 
-def _mark(session: Any, table: Table, dataset: ShardSet) -> None:
+def _mark(session: Any, table: DatabaseTable, dataset: ShardSet) -> None:
     """Say that the dataset is whole, once all its samples are there."""
     counted = sum(1 for _ in session.execute(f"SELECT sample_id FROM {_metadata(table)}"))  # noqa: S608
     if counted != dataset.samples:
@@ -124,7 +124,7 @@ def _mark(session: Any, table: Table, dataset: ShardSet) -> None:
     session.execute(session.prepare(table.unmark), [table.partial])
 
 
-def _metadata(table: Table) -> str:
+def _metadata(table: DatabaseTable) -> str:
     return f"{table.keyspace}.{table.name}_metadata"
 
 
@@ -180,7 +180,7 @@ def _take_chunk(rows: Iterator[Any]) -> list[Any]:
 class _TableWriter:
     """Stores chunks of samples: the data of all, then the metadata of all."""
 
-    def __init__(self, session: Any, table: Table) -> None:
+    def __init__(self, session: Any, table: DatabaseTable) -> None:
         self._session, self._table = session, table
         self._insert = session.prepare(table.insert)
         self._columns: dict[str, str] = {}

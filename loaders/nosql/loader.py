@@ -11,7 +11,7 @@ from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
 from loaders.nosql.keys import client_login
 from loaders.nosql.options import NoSQLOptions
-from loaders.nosql.schema import Table
+from loaders.nosql.schema import DatabaseTable
 from loaders.nosql.session import missing_driver
 from loaders.pipeline.callables import AnyTransform
 from loaders.records.epochs import RecordFetch
@@ -51,7 +51,7 @@ class NoSQLLoader(RecordLoader):
         """
         options = NoSQLOptions(**keywords)
         super().__init__(options, transform=transform, **options.for_record_loader())
-        table = Table.parse(endpoint)
+        table = DatabaseTable.parse(endpoint)
         try:
             from loaders.nosql.client.database import Database
             from loaders.nosql.client.fetch import RowTraffic

@@ -34,7 +34,7 @@ def quote(column: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DatabaseTable:
     """A dataset's place in the database."""
 
     host: str
@@ -43,7 +43,7 @@ class Table:
     name: str
 
     @classmethod
-    def parse(cls, endpoint: str) -> Table:
+    def parse(cls, endpoint: str) -> DatabaseTable:
         """Read cassandra://HOST:PORT/KEYSPACE.NAME; raises LoaderConfigError."""
         found = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
         if found is None or not all(map(_NAME.fullmatch, found.groups()[2:])) or int(found[2] or PORT) > 65_535:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SplitError
-from loaders.nosql.schema import Table, quote
+from loaders.nosql.schema import DatabaseTable, quote
 from loaders.nosql.session import Login, open_session
 
 Balance = Literal["stratified", "equal", "none"]
@@ -60,7 +60,7 @@ def read_metadata(path: Path, *, id: str, label: str | None = None, entity: str 
 
 
 def fetch_metadata(
-    table: Table,
+    table: DatabaseTable,
     *,
     id: str = SAMPLE_ID,
     label: str | None = None,

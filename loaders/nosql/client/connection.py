@@ -12,7 +12,7 @@ from cassandra.io import libevwrapper as libev
 from cassandra.io.libevreactor import LibevConnection
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
-from loaders.nosql.schema import Table
+from loaders.nosql.schema import DatabaseTable
 
 VERSION: Final = 4
 """Version of the protocol: version 5 adds checksummed segments, which cost 1 s of CPU per GB here."""
@@ -122,7 +122,7 @@ class RecordProtocol(ProtocolHandler):  # type: ignore[misc]
         return message
 
 
-def make_protocol(table: Table) -> type[RecordProtocol]:
+def make_protocol(table: DatabaseTable) -> type[RecordProtocol]:
     """Return the protocol of a session that asks for samples of a table."""
     columns = b"".join(_text(name) + _CODES[kind].to_bytes(2) for name, kind in COLUMNS.items())
     head = struct.pack(">iii", _ROWS, _ONE_TABLE, len(COLUMNS)) + _text(table.keyspace) + _text(table.name) + columns

@@ -16,7 +16,7 @@ from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolic
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
 from loaders.nosql.client.connection import COLUMNS, VERSION, RecordConnection, SampleRow, make_protocol
-from loaders.nosql.schema import FORM, Table, sample_uuid
+from loaders.nosql.schema import FORM, DatabaseTable, sample_uuid
 from loaders.nosql.session import Login, check_host
 
 Arrived: TypeAlias = Callable[[list[SampleRow]], None]
@@ -30,7 +30,7 @@ _CONNECTING: Final = 8
 class Database(Closing):
     """Several sessions with one database; each has one connection of its own to every host."""
 
-    def __init__(self, table: Table, *, login: Login | None, connections: int, timeout_s: float) -> None:
+    def __init__(self, table: DatabaseTable, *, login: Login | None, connections: int, timeout_s: float) -> None:
         """Connect, and find the dataset.
 
         Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.

@@ -1,4 +1,4 @@
-"""The commands that make shard folders, and a progress bar on standard error."""
+"""The commands that make shard folders."""
 
 from __future__ import annotations
 
@@ -6,45 +6,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-
-@contextmanager
-def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar from the first call of what it yields, with (done, in all), to the end of the block."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    bars = Progress(*columns, console=Console(stderr=True))
-    task = bars.add_task(text, total=None)
-
-    def show(done: int, total: int) -> None:
-        bars.start()  # not before there is something to show: an error that comes first stands alone
-        bars.update(task, completed=done, total=total)
-
-    try:
-        yield show
-    finally:
-        if bars.live.is_started:
-            bars.stop()
-
+from loaders.shared.daemon.command import progress_bar
 
 # What reads and writes data is imported by the command that needs it: the daemon has no use for it.
 

@@ -101,8 +101,6 @@ class DaemonCommand:
             return 0
 
     def _prepare(self, arguments: argparse.Namespace) -> None:
-        from loaders.records.shards.commands import progress_bar
-
         prepare: Prepare = importlib.import_module(self.module).prepare
         if not sys.stdout.isatty():
             prepare(arguments.shards, arguments.out, lambda *done: _say({"progress": done}))
@@ -162,3 +160,37 @@ def wait_for_eof(*, until_eof: bool) -> None:
 def _say(line: Mapping[str, object]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar from the first call of what it yields, with (done, in all), to the end of the block."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True))
+    task = bars.add_task(text, total=None)
+
+    def show(done: int, total: int) -> None:
+        bars.start()  # not before there is something to show: an error that comes first stands alone
+        bars.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bars.live.is_started:
+            bars.stop()

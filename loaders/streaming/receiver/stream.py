@@ -19,6 +19,8 @@ _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 500
 _CONNECT_MS, _CONNECT_MAX_MS = 1_000, 2_000
 """Time for a connection to be made: the kernel's pauses between its own attempts double up to minutes (tcp(7))."""
+_LOOPBACK_S = 0.5
+"""How long a loopback address may take to accept a connection."""
 _BYTES_RECEIVED = 128
 """Offset of tcpi_bytes_received in tcp_info (linux/tcp.h), 8 bytes."""
 _DAMAGED = 3
@@ -55,6 +57,16 @@ def _on_descriptor(descriptor: int, action: Callable[[socket.socket], _Result]) 
     finally:
         if own is not None:
             own.detach()
+
+
+def _choose_address(endpoint: str) -> str:
+    """Return the endpoint; one of localhost by the loopback address on which something listens, of IPv4 or IPv6."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if host == "localhost" and port.isdecimal():
+        for address in ("127.0.0.1", "::1"):
+            with suppress(OSError), socket.create_connection((address, int(port)), _LOOPBACK_S):
+                return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+    return endpoint
 
 
 class DaemonStream:
@@ -111,7 +123,7 @@ class DaemonStream:
         self.socket.setsockopt(zmq.TCP_MAXRT, int(1000 * self._timeout_s / 3))
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         try:
-            self.socket.connect(self.endpoint)
+            self.socket.connect(_choose_address(self.endpoint))
         except zmq.ZMQError as error:
             self.socket.disable_monitor()
             self.socket.close(linger=0)

@@ -19,7 +19,7 @@ from loaders.nosql import CassandraServer, NoSQLLoader
 from loaders.nosql.client.connection import make_protocol
 from loaders.nosql.ingest import ingest
 from loaders.nosql.options import NoSQLOptions
-from loaders.nosql.schema import Table, sample_uuid
+from loaders.nosql.schema import DatabaseTable, sample_uuid
 from loaders.nosql.session import open_session
 from loaders.records.shards.convert import convert
 
@@ -32,7 +32,7 @@ orders = pytest.mark.parametrize("out_of_order", [False, True])
 
 @pytest.mark.parametrize("before", [(4, None), (4, None, None)], ids=["cassandra-driver", "scylla-driver"])
 def test_an_answer_is_decoded_as_either_driver_hands_it_over(before: tuple[object, ...]) -> None:
-    protocol = make_protocol(Table("127.0.0.1", 9042, KEYSPACE, "set_1"))
+    protocol = make_protocol(DatabaseTable("127.0.0.1", 9042, KEYSPACE, "set_1"))
     values = b"".join(
         len(value).to_bytes(4) + value for value in (b"%8d" % 1, b"%8d" % 2, b"%4d" % 3, b"%4d" % 4, b"abc")
     )
@@ -67,10 +67,10 @@ class Database:
         self._home, self._shards, self._tables = home, shards, 0
         self.server = CassandraServer(home)
 
-    def table(self) -> Table:
+    def table(self) -> DatabaseTable:
         """Ingest the pictures once more."""
         self._tables += 1
-        table = Table(self.server.host, self.server.port, KEYSPACE, f"set_{self._tables}")
+        table = DatabaseTable(self.server.host, self.server.port, KEYSPACE, f"set_{self._tables}")
         ingest(self._shards, table)
         return table
 
@@ -214,9 +214,9 @@ def test_a_dataset_that_is_missing_or_of_other_types_is_named(database) -> None:
     table = database.table()
     name = f"{KEYSPACE}.{table.name}"
     with pytest.raises(StreamError, match=rf"there is no dataset {KEYSPACE}\.other"):
-        load(Table(table.host, table.port, KEYSPACE, "other").endpoint)
+        load(DatabaseTable(table.host, table.port, KEYSPACE, "other").endpoint)
     with pytest.raises(StreamError, match=r"dataset nowhere\.other cannot be found"):
-        load(Table(table.host, table.port, "nowhere", "other").endpoint)
+        load(DatabaseTable(table.host, table.port, "nowhere", "other").endpoint)
     database.execute(table.mark, table.name, "cassandra-0", COUNT, 1, "")
     with pytest.raises(StreamError, match=f"{name} has the form 'cassandra-0', expected cassandra-1"):
         load(table.endpoint)
@@ -257,7 +257,7 @@ def test_only_the_client_with_the_keys_is_served(tmp_path, shards) -> None:
     daemon, client = make_keys(tmp_path / "keys")
     _, other = make_keys(tmp_path / "others")
     with CassandraServer(tmp_path / "home", keys=daemon, removes_home=True) as server:
-        table = Table(server.host, server.port, KEYSPACE, "secret")
+        table = DatabaseTable(server.host, server.port, KEYSPACE, "secret")
         found = load_client_keys(client)
         ingest(shards, table, login=Login(USER, found.password, found.context()))
         with load(table.endpoint, keys=client) as loader:

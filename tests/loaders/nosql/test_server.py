@@ -27,7 +27,7 @@ from loaders.errors import LoaderConfigError, ShardError, SplitError, StreamErro
 from loaders.nosql.form import open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
-from loaders.nosql.schema import Table, sample_uuid
+from loaders.nosql.schema import DatabaseTable, sample_uuid
 from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.session import Login, open_session
 from loaders.nosql.splits import fetch_metadata
@@ -89,7 +89,7 @@ def prepared(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared
 @dataclass
 class Served:
     child: Child
-    table: Table
+    table: DatabaseTable
     login: Login | None
     temporary: Path
     """Where its temporary files lie."""
@@ -142,7 +142,7 @@ def servers(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Ite
             for name, options in (("open", ()), ("secure", ("--keys", str(daemon))))
         }
         yield {
-            name: Served(child, Table.parse(str(child.ready(READY_S)["endpoint"])), logins[name], log)
+            name: Served(child, DatabaseTable.parse(str(child.ready(READY_S)["endpoint"])), logins[name], log)
             for name, child in children.items()
         }
 
@@ -153,7 +153,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
 
 
-def rows(session: Any, table: Table) -> list[Any]:
+def rows(session: Any, table: DatabaseTable) -> list[Any]:
     query = session.prepare(table.select)
     return [session.execute(query, [sample_uuid(sample)]).one() for sample in range(SAMPLES)]
 
@@ -278,19 +278,19 @@ INGEST = """
 import os, signal, sys
 from pathlib import Path
 from loaders.nosql.ingest import ingest
-from loaders.nosql.schema import Table
+from loaders.nosql.schema import DatabaseTable
 
 def end(done, total):
     if done:
         os.kill(os.getpid(), signal.SIGKILL)
 
-ingest(Path(sys.argv[1]), Table.parse(sys.argv[2]), end)
+ingest(Path(sys.argv[1]), DatabaseTable.parse(sys.argv[2]), end)
 """
 
 
 def test_an_ingest_that_was_killed_goes_on_and_gives_the_same_table(servers: dict[str, Served], shards: Path) -> None:
     at = servers["open"].table
-    table = Table(at.host, at.port, "other", "train")
+    table = DatabaseTable(at.host, at.port, "other", "train")
     argv = [sys.executable, "-c", INGEST, str(shards), table.endpoint]
     assert subprocess.run(argv, cwd=REPO, check=False, timeout=120).returncode == -signal.SIGKILL
     with servers["open"].session() as session:

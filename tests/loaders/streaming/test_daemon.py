@@ -402,3 +402,12 @@ def test_every_option_has_a_flag_and_says_what_it_is_for():
 def test_a_wrong_value_is_refused_by_its_flag(argv, named):
     with pytest.raises(LoaderConfigError, match=named):
         _read("--root", "shards", *argv)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_localhost_is_the_loopback_address_that_a_daemon_listens_on(
+    shards: Path, start_daemon: Callable[..., Any], host: str
+) -> None:
+    daemon = start_daemon(shards, options=["--listen", f"{host}:0"])
+    assert daemon.endpoint == f"tcp://{host}:{daemon.port}"
+    assert "clients" in health(f"tcp://localhost:{daemon.port}", timeout_s=10)
