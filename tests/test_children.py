@@ -12,6 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.process
 
+# Decoding processes belong to an executor: tests/loaders/streaming/decoding/test_process_decode.py has their end.
 NODE = "from harness.testbed.base import Node; node = Node('storage', 'children', address='127.0.0.1')\n"
 DATASET = (
     "from pathlib import Path; from harness.datasets.imagenet_like import ImagenetLike\n"
@@ -33,17 +34,12 @@ USERS = {
         NODE + "from harness.testbed.link.measure.probe import probe_server\nwith probe_server(node): up(1)"
     ),
     "the workers of a generated dataset": DATASET + "make(9000, lambda what, done, total: done and up(1))",
-    "the streaming daemon and its decoding processes": (
+    "the streaming daemon": (
         NODE + DATASET + "from harness.run.daemon import serving\n"
-        "from loaders.pipeline.image import ImageTransform\n"
-        "from loaders.streaming import StreamingLoader\n"
         "from loaders.records.shards.convert import convert\n"
         "samples = make(8, print).samples\n"
         "shards = convert(samples, Path('shards'), key='small', workers=1)\n"
-        "with serving(node, '127.0.0.1', shards, {'module': 'loaders.streaming'}, Path('log')) as daemon:\n"
-        "    with StreamingLoader(endpoint=daemon.endpoint, transform=ImageTransform(size=8), batch_size=2, seed=0,\n"
-        "                         decode='torch-process', num_threads=2) as loader:\n"
-        "        next(loader.epoch(0)); up(3)"
+        "with serving(node, '127.0.0.1', shards, {'module': 'loaders.streaming'}, Path('log')): up(1)"
     ),
 }
 UP = "import sys, time\ndef up(n): print('up', n, flush=True); time.sleep(99)\n"

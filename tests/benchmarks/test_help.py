@@ -12,6 +12,7 @@ REPO = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (REPO / "benchmarks").glob("*.py") if "make_parser(__doc__" in path.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_every_benchmark_starts_and_says_what_it_takes(script: Path) -> None:
     # As a user starts it: its folder, where a file has the name of a package of ours, comes first on Python's path.

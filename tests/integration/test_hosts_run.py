@@ -318,6 +318,7 @@ def test_ctrl_c_brings_home_what_there_is_and_a_lead_that_is_lost_ends_the_run_b
     assert_nothing_left(hosts)
 
 
+@pytest.mark.slow
 def test_a_host_with_another_key_is_not_trusted(hosts, start):
     config = str(LEAD_SSH_CONFIG)
     hosts.run("compute1", "sh", "-c", f"sed -i.kept 's/UserKnownHostsFile.*/UserKnownHostsFile none/' {config}")

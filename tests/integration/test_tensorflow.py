@@ -66,6 +66,7 @@ def _by_id(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda example: example["id"])
 
 
+@pytest.mark.slow
 def test_tensorflow_reads_every_sample_of_an_image_tree(tensorflow: Any, tmp_path: Path) -> None:
     source = image_tree(_tree(tmp_path / "tree"))
     convert(source, tmp_path / "out", key="a", shard_bytes=5000)
@@ -108,6 +109,7 @@ def test_what_tensorflow_wrote_is_indexed_and_read(tensorflow: Any, tmp_path: Pa
     assert [int(row) for shard in ShardSet.open(tmp_path).shards for row in shard.records["id"]] == list(range(21))
 
 
+@pytest.mark.slow
 def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> None:
     told = tensorflow("write", tmp_path)
     index_folder(tmp_path)
@@ -127,6 +129,7 @@ def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> N
     assert [found[place] for place in range(21)] == [(entry["label"], entry["image"]) for entry in told]
 
 
+@pytest.mark.slow
 def test_the_command_takes_tensorflows_files_as_they_are(tensorflow: Any, tmp_path: Path) -> None:
     tensorflow("write", tmp_path)
     argv = [sys.executable, "-m", "loaders.streaming", "index", "--root", str(tmp_path)]
@@ -134,6 +137,7 @@ def test_the_command_takes_tensorflows_files_as_they_are(tensorflow: Any, tmp_pa
     assert done.returncode == 0 and "21 samples in 3 shards" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_what_tensorflow_compressed_is_refused_by_name(tensorflow: Any, tmp_path: Path) -> None:
     tensorflow("compress", tmp_path)
     for name in ("GZIP", "ZLIB"):

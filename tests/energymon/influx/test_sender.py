@@ -376,6 +376,7 @@ def test_settings_that_are_missing_end_the_sender_with_what_was_expected(make_st
     assert "INFLUXDB_V2_URL" in json.loads(sender.stdout)["message"]
 
 
+@pytest.mark.slow
 def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store, start_sender):
     store = make_store()
     append(store, 10_000)

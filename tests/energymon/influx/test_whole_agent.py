@@ -98,6 +98,7 @@ def test_a_server_that_is_down_at_the_start_and_goes_down_again_gets_everything_
     assert there(server, bucket) == here(agent.store)
 
 
+@pytest.mark.slow
 def test_agents_killed_at_random_moments_lose_and_double_nothing_on_the_server(server, bucket, token, rapl, tmp_path):
     store = tmp_path / "energy.sqlite"
     moments = random.Random(7)

@@ -43,6 +43,7 @@ class Elsewhere(FixedBatchLoader):
         return (f"runs with {sys.executable} and streaming {streaming.__version__}",)
 
 
+@pytest.mark.slow
 def test_a_cell_runs_in_its_loaders_environment_and_the_provenance_names_its_packages(tmp_path, monkeypatch):
     where = [f"results_dir={tmp_path}/results", f"cache_dir={tmp_path}/cache"]
     own = f"+loaders.own={{_target_: {OWN}, reads: once, environment: mosaic}}"

@@ -21,7 +21,7 @@ from loaders import Batch, ImageTransform, Loader, Samples
 from loaders.mosaic.keys import make_keys
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
-from loaders.nosql.schema import Table
+from loaders.nosql.schema import DatabaseTable
 from loaders.pipeline import Item, Pipeline, Tensors, load_item
 from loaders.pipeline.crop3d import RandomCrop
 from loaders.pipeline.detection import DetectionPipeline
@@ -206,6 +206,24 @@ class Combination:
         return self.entry.make(self.data, options.pop("pipeline", self.data.pipeline), self.endpoint, **options)
 
 
+QUICK = (
+    "test_every_epoch_of_every_seed_gives_every_sample_once",
+    "test_batches_are_what_the_pipeline_makes",
+    "test_ranks_are_disjoint_and_complete",
+    "test_a_killed_worker_is_named",
+    "test_a_damaged_sample_is_named",
+)
+"""What is tested in every run of the loaders with a server of their own; the rest of them takes long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the other tests of the loaders whose servers and processes take seconds to start."""
+    for item in items:
+        id_ = getattr(getattr(item, "callspec", None), "id", "")
+        if any(loader in id_ for loader in ("mosaic", "nosql", "tfdata")) and not item.name.startswith(QUICK):
+            item.add_marker(pytest.mark.slow)
+
+
 Serve: TypeAlias = Callable[[Entry, Data], str | None]
 
 
@@ -288,7 +306,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             if not database:
                 database.append(CassandraServer(tmp_path_factory.mktemp("cassandra"), removes_home=True))
             if data.shards not in tables:
-                table = Table(database[0].host, database[0].port, "acceptance", f"set_{len(tables)}")
+                table = DatabaseTable(database[0].host, database[0].port, "acceptance", f"set_{len(tables)}")
                 ingest(data.shards, table)
                 tables[data.shards] = table.endpoint
             return tables[data.shards]

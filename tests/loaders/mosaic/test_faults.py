@@ -39,6 +39,7 @@ def ids_of(batches):
     return Counter(int(sample_id) for batch in batches for sample_id in batch.ids)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_down_at_the_start_is_named_at_once_and_one_that_is_stopped_in_time(own_store):
     own_store.signal(signal.SIGSTOP)
     with pytest.raises(
@@ -64,6 +65,7 @@ def test_a_store_that_is_killed_in_an_epoch_is_named_with_the_key_and_serves_the
         assert ids_of(loader.epoch(1)) == Counter(range(COUNT))
 
 
+@pytest.mark.slow
 def test_a_store_that_is_back_while_downloads_are_tried_again_leaves_the_epoch_whole(own_store):
     with own_store.load(download_retry=6) as loader:
         epoch = loader.epoch(0)
@@ -77,6 +79,7 @@ def test_a_store_that_is_back_while_downloads_are_tried_again_leaves_the_epoch_w
             back.join()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_silent_in_an_epoch_is_waited_for_no_longer_than_the_limit(own_store):
     with own_store.load(timeout_s=PATIENT_S) as loader:
         epoch = loader.epoch(0)
@@ -94,6 +97,7 @@ def test_a_store_that_is_silent_in_an_epoch_is_waited_for_no_longer_than_the_lim
     own_store.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
@@ -117,6 +121,7 @@ def test_an_object_that_is_missing_or_damaged_is_named(own_store, name, damage, 
         list(loader.epoch(0))
 
 
+@pytest.mark.slow
 def test_a_store_whose_disk_is_damaged_is_an_error(own_store):
     (part,) = own_store.folder.glob("joulefeed/mds/shard.00002.mds/*/part.1")
     with part.open("r+b") as file:
@@ -157,6 +162,7 @@ def test_a_half_made_folder_is_not_served(shards, tmp_path):
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_takes_its_store_along_and_the_next_one_removes_its_folder(prepared, tmp_path):
     root = shutil.copytree(prepared, tmp_path / "mds")
     keys, _ = make_keys(tmp_path / "keys")
@@ -174,6 +180,7 @@ def test_a_daemon_that_is_killed_takes_its_store_along_and_the_next_one_removes_
     assert not list(tmp_path.glob(".mds-served-*"))
 
 
+@pytest.mark.slow
 def test_workers_share_no_connection(store):
     """With one they wait without end: a fault of MosaicML Streaming's, whose workers inherit that of the index."""
     others = set(psutil.Process().children(recursive=True))
@@ -197,6 +204,7 @@ def test_an_epoch_has_every_sample_once_where_the_buckets_of_samples_are_unequal
         assert ids_of(loader.epoch(0)) == Counter(range(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["reader", "worker"])
 def test_a_reader_or_a_worker_that_is_killed_is_named_and_the_next_epoch_is_whole(store, traces, victim):
     others = set(psutil.Process().children(recursive=True))
@@ -242,6 +250,7 @@ def test_a_loader_that_is_killed_leaves_no_process_no_memory_and_no_folder(store
     assert not alive and not traces(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

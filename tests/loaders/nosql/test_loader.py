@@ -152,6 +152,7 @@ def test_a_server_that_is_killed_and_comes_back_costs_time_only(database) -> Non
         assert ids_of(list(loader.epoch(1))) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_for_a_while_costs_time_only(database) -> None:
     with load(database.table().endpoint, timeout_s=30, out_of_order=False) as loader:
         epoch = loader.epoch(0)
@@ -163,6 +164,7 @@ def test_a_server_that_stops_for_a_while_costs_time_only(database) -> None:
         assert ids_of(batches) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_silent_or_dead_is_named_in_time(database) -> None:
     table = database.table()
     where = rf"127.0.0.1:{table.port}: no row of {KEYSPACE}.{table.name} came for 2 s.*sample_id=\d+"
@@ -232,6 +234,7 @@ def test_a_dataset_that_is_missing_or_of_other_types_is_named(database) -> None:
         load(table.endpoint)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_dropped_in_mid_epoch_ends_it(database) -> None:
     table = database.table()
     with load(table.endpoint) as loader:

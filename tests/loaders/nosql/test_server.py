@@ -98,6 +98,7 @@ class Served:
         return open_session(self.table.host, self.table.port, self.login)
 
 
+@pytest.mark.slow
 def test_a_preparation_whose_server_is_killed_before_its_end_is_not_taken_for_whole(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def expected(shards: Path) -> dict[int, tuple[int, int, int, bytes]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_preparation_that_was_ended_goes_on_where_it_was(prepared: Prepared) -> None:
     assert 0 < prepared.resumed_from < SAMPLES
     assert open_form(prepared.folder).samples == SAMPLES
@@ -288,6 +290,7 @@ ingest(Path(sys.argv[1]), DatabaseTable.parse(sys.argv[2]), end)
 """
 
 
+@pytest.mark.slow
 def test_an_ingest_that_was_killed_goes_on_and_gives_the_same_table(servers: dict[str, Served], shards: Path) -> None:
     at = servers["open"].table
     table = DatabaseTable(at.host, at.port, "other", "train")

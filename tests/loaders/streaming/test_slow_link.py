@@ -69,6 +69,7 @@ def _loader(endpoint: str, **arguments: Any) -> StreamingLoader:
     return StreamingLoader(endpoint=endpoint, prefetch_batches=1, **(own | arguments))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_bytes", [0, RECORD_BYTES])
 def test_a_message_arrives_that_takes_longer_than_the_timeout(daemon: Any, warm_bytes: int) -> None:
     with (

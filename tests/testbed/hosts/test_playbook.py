@@ -100,6 +100,7 @@ def ask_for_services(hosts, influxd):
     return change
 
 
+@pytest.mark.slow
 def test_hosts_and_their_services_come_up_once_and_go_down_to_what_they_were(hosts, play, ask_for_services):
     before = {name: hosts.snapshot(name) for name in HOSTS}
     seen = Steps()

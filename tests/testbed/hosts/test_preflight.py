@@ -98,6 +98,7 @@ def faults(hosts, load):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("host", "what", "found", "remedy"),
     [

@@ -99,6 +99,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Signals) -> None:
     process = subprocess.Popen(
