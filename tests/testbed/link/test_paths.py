@@ -59,6 +59,19 @@ def test_probes_do_not_take_a_path():
     assert paths.counters()[0].packets == 0
 
 
+def test_the_end_of_a_connection_from_before_the_paths_takes_no_turn():
+    paths = made(Impairment(), Impairment())
+    last = bytearray(packet(9, down=True, size=40))
+    last[VNET_HEADER_BYTES + 32] = 5 << 4  # a TCP header of 20 bytes
+    for flags, carried in ((0x11, [1, 0]), (0x04, [2, 0])):  # FIN and ACK; RST
+        last[VNET_HEADER_BYTES + 33] = flags
+        paths.accept(0, bytes(last), 0)
+        assert [len(link.waiting) for link in paths.links] == carried
+    last[VNET_HEADER_BYTES + 33] = 0x12  # SYN and ACK
+    paths.accept(0, bytes(last), 0)
+    assert [path.connections for path in paths.counters()] == [1, 0]
+
+
 def test_a_slow_path_delays_and_drops_only_its_own_connections():
     slow = Impairment(delay_ns=75 * MS, rate_bits_s=8_000_000, queue_ns=10 * MS)
     paths = made(Impairment(delay_ns=75 * MS), slow)

@@ -19,6 +19,10 @@ TCP: Final = 6
 PROTOCOL: Final = VNET_HEADER_BYTES + 9
 ENDS: Final = slice(VNET_HEADER_BYTES + 12, VNET_HEADER_BYTES + 24)
 """Where a packet has its addresses and, after a header without options, its ports (RFC 791, RFC 9293)."""
+_IP_BYTES: Final = 20
+_TCP_HEADER: Final = VNET_HEADER_BYTES + _IP_BYTES
+_FLAGS: Final = _TCP_HEADER + 13
+_SYN: Final = 0x02
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,13 @@ class Paths:
             self.links[direction].accept(packet, now_ns)
             return
         ends = packet[ENDS]
-        connection = self._known[direction].get(ends) or self._add(direction, ends)
+        connection = self._known[direction].get(ends)
+        if connection is None:
+            if not _begins_or_carries(packet):
+                # The end of a connection from before the paths, which must not take a turn.
+                self.links[direction].accept(packet, now_ns)
+                return
+            connection = self._add(direction, ends)
         connection.is_active = True
         connection.lines[direction].accept(packet, now_ns)
 
@@ -116,3 +126,9 @@ class Paths:
         for direction, link in enumerate(self.links):
             for pair in self.lines:
                 link.absorb(pair[direction])
+
+
+def _begins_or_carries(packet: bytes) -> bool:
+    """Whether a TCP packet begins a connection or has data."""
+    header_bytes = 4 * (packet[_TCP_HEADER + 12] >> 4)
+    return bool(packet[_FLAGS] & _SYN) or len(packet) > _TCP_HEADER + header_bytes
