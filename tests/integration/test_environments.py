@@ -22,7 +22,7 @@ LIMIT_S = 1500
 @pytest.mark.parametrize(("environment", "loader"), [("tensorflow", "tfdata")])
 def test_a_loader_passes_its_tests_in_its_environment(environment: str, loader: str, folder: str) -> None:
     tests = f"tests/loaders/{loader if folder == 'own' else folder}"
-    argv = [python_of(environment), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", loader, tests]
+    argv = [python_of(environment), "-m", "pytest", "-q", "-m", "not vm", "-p", "no:cacheprovider", "-k", loader, tests]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST_XDIST"))}
     done = subprocess.run(argv, cwd=REPO, env=variables, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stdout[-8000:]
