@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import inspect
 import json
-import select
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
+from joulefeed.child import read_line
+
 MAX_LINE_BYTES: Final = 64 << 20
-_CHUNK_BYTES: Final = 1 << 16
 
 
 class CallError(Exception):
@@ -45,7 +44,7 @@ class SocketChannel:
     """The lines of a connected socket."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._buffer = connection, b""
+        self._connection, self._buffer = connection, bytearray()
 
     def send(self, message: bytes) -> None:
         """Send a message; raises OSError where the other end is gone, or takes too long for the socket's limit."""
@@ -53,18 +52,7 @@ class SocketChannel:
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """Return the next line; None where none comes in time. Raises EOFError where there will be none."""
-        deadline, poller = time.monotonic() + timeout_s, select.poll()
-        poller.register(self._connection, select.POLLIN)
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > MAX_LINE_BYTES:
-                raise EOFError(f"sent more than {MAX_LINE_BYTES} bytes without the end of a line")
-            if not poller.poll(1e3 * max(0.0, deadline - time.monotonic())):
-                return None
-            if not (chunk := self._connection.recv(_CHUNK_BYTES)):
-                raise EOFError("closed the connection")
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        return read_line(self._connection.fileno(), self._buffer, timeout_s, MAX_LINE_BYTES)
 
 
 def call(

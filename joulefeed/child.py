@@ -50,6 +50,42 @@ class ChildError(Exception):
     """A child did not start, did not answer in time, or ended; the message says which, as `exited with status 1: …`."""
 
 
+def read_line(descriptor: int, buffer: bytearray, timeout_s: float, max_bytes: int | None = None) -> bytes | None:
+    """Return the next line of a descriptor without its end; None when none comes in time.
+
+    Args:
+        descriptor: a pipe or a socket.
+        buffer: bytes that were read and not returned; the caller keeps it from line to line.
+        timeout_s: how long the line may take, in s.
+        max_bytes: how long it may be; without a limit by default.
+
+    Raises:
+        EOFError: there will be none, or it is too long; the message says which.
+        OSError: the descriptor cannot be read.
+    """
+    deadline = time.monotonic() + timeout_s
+    while b"\n" not in buffer:
+        if max_bytes is not None and len(buffer) > max_bytes:
+            raise EOFError(f"sent more than {max_bytes} bytes without the end of a line")
+        if (chunk := _read_chunk(descriptor, deadline)) is None:
+            return None
+        if not chunk:
+            raise EOFError("closed the connection")
+        buffer += chunk
+    line, _, rest = bytes(buffer).partition(b"\n")
+    buffer[:] = rest
+    return line
+
+
+def _read_chunk(descriptor: int, deadline: float) -> bytes | None:
+    """Return what a descriptor has, at least a byte; nothing at its end, None when the time is up."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    if not poller.poll(1e3 * max(0.0, deadline - time.monotonic())):
+        return None
+    return os.read(descriptor, _CHUNK_BYTES)
+
+
 class Child:
     """A child process in a process group of its own; it is stopped when the context is left.
 
@@ -97,7 +133,7 @@ class Child:
         Raises:
             OSError: the command, `setpriv` where it is needed, or the file of stderr cannot be used.
         """
-        self._buffer = b""
+        self._buffer = bytearray()
         self._own_group = own_group
         self._stopped = False
         self._stderr: IO[bytes] | None = None
@@ -172,15 +208,10 @@ class Child:
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """Return its next line; None when none comes in time. Raises ChildError when its stdout has ended."""
-        deadline, poller = time.monotonic() + timeout_s, self._output_poller()
-        while b"\n" not in self._buffer:
-            if (chunk := self._read_chunk(poller, deadline)) is None:
-                return None
-            if not chunk:
-                raise ChildError(self.describe_end())
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        try:
+            return read_line(self.output_fd, self._buffer, timeout_s)
+        except EOFError as error:
+            raise ChildError(self.describe_end()) from error
 
     def send(self, message: bytes) -> None:
         """Write to its stdin; raises ChildError when it is gone."""
@@ -220,13 +251,11 @@ class Child:
         with suppress(BrokenPipeError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
-        deadline, poller = time.monotonic() + timeout_s, self._output_poller()
-        rest = [self._buffer]
-        while chunk := self._read_chunk(poller, deadline):
-            rest.append(chunk)
-        self._buffer = b"".join(rest)
+        deadline = time.monotonic() + timeout_s
+        while chunk := _read_chunk(self.output_fd, deadline):
+            self._buffer += chunk
         is_whole = chunk is not None and self._ends_within(max(0.0, deadline - time.monotonic()))
-        return self._buffer if is_whole else None
+        return bytes(self._buffer) if is_whole else None
 
     def hang_up(self) -> None:
         """Close both pipes, which asks it to end; it need not be waited for yet."""
@@ -270,17 +299,6 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _output_poller(self) -> select.poll:
-        poller = select.poll()
-        poller.register(self.output_fd, select.POLLIN)
-        return poller
-
-    def _read_chunk(self, poller: select.poll, deadline: float) -> bytes | None:
-        """Return what its stdout has, at least a byte; nothing at its end, None when the time is up."""
-        if not poller.poll(1e3 * max(0.0, deadline - time.monotonic())):
-            return None
-        return os.read(self.output_fd, _CHUNK_BYTES)
 
     def _ends_within(self, timeout_s: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
