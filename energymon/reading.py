@@ -200,7 +200,7 @@ class Session:
     cpu_s: float | None
     """CPU time that the agent itself took, s; None when it was killed."""
     description: Mapping[str, object]
-    """Sensors, what is missing, priority and host."""
+    """Sensors, missing sensors, priority and host."""
 
 
 News: TypeAlias = Event | ClockOffset | Baseline | CounterStart

@@ -56,13 +56,9 @@ def _stream_arguments(spec: CellSpec, *, warmup: bool) -> dict[str, object]:
     )
     if spec.keys is not None:
         given["keys"] = str(spec.keys)
-    target = spec.loader.target
-    if takes(target, "epochs"):
-        # The loader counts from 0. Epoch 0 is the warm-up, and 1 to n are the cell's own.
-        given["epochs"] = 1 if warmup else spec.epochs + 1
     if warmup:
         given["limit"] = spec.warmup_samples
-    elif takes(target, "events"):
+    elif takes(spec.loader.target, "events"):
         given["events"] = spec.stream_events
     return given
 

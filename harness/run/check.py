@@ -35,7 +35,7 @@ from loaders.errors import LoaderConfigError, SampleError
 
 # Given by the harness to every loader; the config may not set them.
 _GIVEN: Final = frozenset(
-    {"samples", "endpoint", "endpoints", "keys", "events", "epochs", "transform", "batch_size", "seed", "device"}
+    {"samples", "endpoint", "endpoints", "keys", "events", "transform", "batch_size", "seed", "device"}
 )
 _SHARE: Final = ("rank", "world_size", "remainder")
 """Arguments of a loader that can read the share of a rank."""

@@ -54,7 +54,7 @@ class ShardStore(Closing):
     """Shards that are served; threads may share it."""
 
     def __init__(self, root: Path) -> None:
-        """Map every shard of a folder; raises ShardError naming what is missing, does not fit or lies elsewhere."""
+        """Map every shard of a folder; raises ShardError naming one that is missing, does not fit or lies elsewhere."""
         whole = _open_folder(root)
         opened = whole.shards
         self.is_shuffled = whole.is_shuffled

@@ -26,7 +26,7 @@ UNET = ("~workloads.resnet50", "+workload@workloads.unet3d=unet3d", "dataset=kit
 
 
 def refusal(*overrides):
-    """Return what is said of overrides that cannot be."""
+    """Return the error of overrides that are refused."""
     with pytest.raises(ConfigError) as error:
         check_components(experiment(*overrides))
     assert "\n" not in str(error.value)
