@@ -12,11 +12,8 @@ import random
 import runpy
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +28,7 @@ from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, op
 from loaders.base import Samples
 from loaders.records.shards.convert import convert
 from loaders.streaming.keys import make_keys
+from tests.loaders.streaming.relay import Relay
 
 pytestmark = pytest.mark.process
 
@@ -193,57 +191,6 @@ class Round:
                 daemon.communicate()
 
 
-class Forwarder:
-    """Passes connections on to a port, and can cut all of them off."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._start(self._accept)
-
-    def cut(self) -> None:
-        """Reset every connection."""
-        dying, self._open = self._open, []
-        for each in dying:
-            # Lingering for no time makes the kernel send a reset.
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-
-    @staticmethod
-    def _start(run: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=run, args=arguments, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                try:
-                    far = socket.create_connection(self._target)
-                except ConnectionError:  # there is no daemon for the moment
-                    near.close()
-                    continue
-                self._open += [near, far]
-                self._start(self._pass, near, far)
-                self._start(self._pass, far, near)
-
-    @staticmethod
-    def _pass(source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
@@ -345,16 +292,16 @@ def test_connections_that_are_cut_are_made_again(rounds: Rounds) -> None:
 
 def cut_connections(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds()
-    forwarder = Forwarder(run.host, run.port)
-    receiver = run.receive(endpoint=forwarder.endpoint)
+    relay = Relay(run.port, host=run.host)
+    receiver = run.receive(endpoint=relay.endpoint)
     receiver.until(chance.randint(1, LAST_STRIKE))
     if seed % 2:
         run.leave_unanswered()
-    forwarder.cut()
+    relay.cut()
     run.signal_daemon(signal.SIGCONT)
     asked_again = run.finish(receiver)
     assert asked_again or not seed % 2
-    forwarder.close()
+    relay.close()
 
 
 @pytest.mark.slow
@@ -486,12 +433,12 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
     own, other = twins
     served = Path(shutil.copytree(own, tmp_path / "served"))
     run = rounds(shards=served, epochs=LONG_EPOCHS, marked=True)
-    forwarder = Forwarder(run.host, run.port)
+    relay = Relay(run.port, host=run.host)
     chance = random.Random(0)
     per_epoch = MARKED // BATCH_SIZE
     kinds = ("daemon", "receiver", "cut", "stall", "restarted on other data", "overwritten", "outage")
     counts = dict.fromkeys(kinds, 0)
-    receiver = run.receive(endpoint=forwarder.endpoint, timeout_s=LONG_TIMEOUT_S)
+    receiver = run.receive(endpoint=relay.endpoint, timeout_s=LONG_TIMEOUT_S)
     # The last epochs are left alone, so that none of the faults comes when all is under way already.
     for epoch in range(LONG_EPOCHS - 3):
         receiver.until(epoch * per_epoch + chance.randrange(1, per_epoch))
@@ -505,7 +452,7 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
             case "receiver":
                 receiver.kill()
             case "cut":
-                forwarder.cut()
+                relay.cut()
             case "stall":
                 run.signal_daemon(signal.SIGSTOP)
                 os.kill(receiver.process.pid, signal.SIGCONT)
@@ -514,7 +461,7 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
             case "outage":
                 # Nothing comes and nothing is refused, for up to 0.9 of the timeout.
                 run.signal_daemon(signal.SIGSTOP)
-                forwarder.cut()
+                relay.cut()
                 os.kill(receiver.process.pid, signal.SIGCONT)
                 time.sleep(chance.uniform(0.3, 0.9) * LONG_TIMEOUT_S)
                 run.signal_daemon(signal.SIGCONT)
@@ -535,9 +482,9 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
                 assert error == "error" and "is not the one that was indexed" in str(said), (error, said)
                 _overwrite(served, own)
         if kind in ("receiver", "restarted on other data", "overwritten"):
-            receiver = run.receive(endpoint=forwarder.endpoint, timeout_s=LONG_TIMEOUT_S)
+            receiver = run.receive(endpoint=relay.endpoint, timeout_s=LONG_TIMEOUT_S)
         else:
             os.kill(receiver.process.pid, signal.SIGCONT)
     run.finish(receiver, MARKED)
-    forwarder.close()
+    relay.close()
     print(f"{LONG_EPOCHS} epochs of {MARKED} samples, 0 missing, 0 twice, 0 of other data; faults: {counts}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,52 +14,30 @@ from loaders.base import Samples
 from loaders.errors import StreamError
 from loaders.records.shards.index import ShardSet
 from loaders.streaming import StreamingLoader
+from tests.loaders.streaming.relay import Relay, Stream
 
 pytestmark = pytest.mark.process
 
 Start = Callable[..., Any]
 
 
-class _Relay:
-    """Passes connections on to a daemon, and flips a bit of what a side sends now and then."""
+class _Flips:
+    """Flips one bit of every `every` bytes, about, of what one side sends."""
 
-    def __init__(self, port: int, *, every: int, side: str, most: int | None = None) -> None:
-        """Flip one bit of every `every` bytes, about, at most `most` times."""
-        self.flips = 0
-        self._port, self._every, self._side, self._most = port, every, side, most
+    def __init__(self, side: str, every: int) -> None:
+        self.count = 0
+        self._side, self._every = side, every
         self._draw = random.Random(1)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._until: dict[Stream, int] = {}
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            for source, target, side in ((near, far, "client"), (far, near, "daemon")):
-                threading.Thread(target=self._copy, args=(source, target, side), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket, side: str) -> None:
+    def __call__(self, stream: Stream, data: bytearray) -> None:
         # The greeting of ZeroMQ, by which the two sides agree on the protocol, is left alone.
-        until = 200 + self._draw.randrange(self._every)
-        try:
-            while data := bytearray(source.recv(65_536)):
-                while side == self._side and until < len(data) and self.flips != self._most:
-                    data[until] ^= 1 << self._draw.randrange(8)
-                    self.flips += 1
-                    until += self._every
-                until -= len(data)
-                target.sendall(data)
-        except OSError:
-            pass
-        for end in (source, target):
-            end.close()
-
-    def close(self) -> None:
-        self._listener.close()
+        until = self._until.setdefault(stream, 200 + self._draw.randrange(self._every))
+        while stream[1] == self._side and until < len(data):
+            data[until] ^= 1 << self._draw.randrange(8)
+            self.count += 1
+            until += self._every
+        self._until[stream] = until - len(data)
 
 
 def _loader(endpoint: str, **options: Any) -> StreamingLoader:
@@ -85,21 +61,20 @@ def _epochs(loader: StreamingLoader, count: int) -> Iterator[tuple[int, bytes, i
 def test_bits_that_flip_on_the_way_reach_no_sample_and_end_no_epoch(
     daemon: Any, samples: Samples, side: str, wire: str
 ) -> None:
-    every = {"daemon": 150_003, "client": 1_501}[side]
-    relay = _Relay(daemon.port, every=every, side=side)
+    flips = _Flips(side, {"daemon": 150_003, "client": 1_501}[side])
     read = _content(samples)
-    try:
-        # One stream, so that what is asked for again is not damaged once more.
-        with _loader(relay.endpoint, wire=wire, streams=1) as loader:
-            ids = []
-            for sample_id, image, label in _epochs(loader, 20):
-                ids.append(sample_id)
-                assert image == read(sample_id) and label == sample_id % 7
-            assert sorted(ids) == sorted([*range(61)] * 20)
-            details = loader.stats().details
-            assert relay.flips > 5 and details["damaged"] + details["asked_again"] > 0
-    finally:
-        relay.close()
+    # One stream, so that what is asked for again is not damaged once more.
+    with (
+        Relay(daemon.port, on_piece=flips) as relay,
+        _loader(relay.endpoint, wire=wire, streams=1) as loader,
+    ):
+        ids = []
+        for sample_id, image, label in _epochs(loader, 20):
+            ids.append(sample_id)
+            assert image == read(sample_id) and label == sample_id % 7
+        assert sorted(ids) == sorted([*range(61)] * 20)
+        details = loader.stats().details
+        assert flips.count > 5 and details["damaged"] + details["asked_again"] > 0
 
 
 def _flip_on_disk(root: Path) -> str:

@@ -6,7 +6,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon, health, unpack
 from loaders.streaming.settings import StreamSettings
+from tests.loaders.streaming.relay import Relay, Stream
 
 pytestmark = pytest.mark.process
 
@@ -39,7 +39,7 @@ def _first_batch(session: RemoteDaemon) -> tuple[BatchHeader, list[memoryview]]:
     assert frames is not None
     header, records = unpack(session.endpoint, frames)
     assert isinstance(header, BatchHeader)
-    session.done(0)
+    session.streams[0].done(0)
     return header, records
 
 
@@ -165,67 +165,20 @@ def test_a_daemon_with_another_key_is_not_trusted(
         pass
 
 
-def test_a_session_outlives_the_daemon(start_daemon: Callable[..., object], shards: Path, keys: Path) -> None:
-    options = ["--keys", str(keys / "daemon")]
-    daemon = start_daemon(shards, options=options)
-    with _session(daemon.endpoint, keys / "client", timeout_s=20) as session:
-        _first_batch(session)
-        daemon.kill()
-        start_daemon(shards, port=daemon.port, options=options)
-        while not session.streams[0].lost():
-            assert session.streams[0].monitor.poll(5000)
-        _first_batch(session)
-
-
-class _Tap:
-    """A relay that keeps what passes through it."""
-
-    def __init__(self, port: int) -> None:
-        self.seen: dict[tuple[int, str], bytearray] = {}
-        """By connection and side, client or daemon: what it sent."""
-        self._port = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._port))
-            number = len(self.seen)
-            for source, target, side in ((near, far, "client"), (far, near, "daemon")):
-                seen = self.seen.setdefault((number, side), bytearray())
-                threading.Thread(target=self._copy, args=(source, target, seen), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket, seen: bytearray) -> None:
-        try:
-            while data := source.recv(65_536):
-                seen += data
-                target.sendall(data)
-        except OSError:
-            return
-
-    def close(self) -> None:
-        self._listener.close()
-
-
 def test_with_keys_nothing_can_be_read_on_the_way_nor_sent_once_more(
     start_daemon: Callable[..., object], shards: Path, keys: Path
 ) -> None:
     options = ["--keys", str(keys / "daemon")]
     daemon = start_daemon(shards, options=options)
-    tap = _Tap(daemon.port)
+    passed: dict[Stream, bytearray] = {}
     pair = load_client_keys(keys / "client")
-    try:
-        with _session(f"tcp://127.0.0.1:{tap.port}", keys / "client", streams=1) as session:
-            _, records = _first_batch(session)
-            catalog = session.catalog
-    finally:
-        tap.close()
-    seen = b"".join(tap.seen.values())
+    with (
+        Relay(daemon.port, on_piece=lambda stream, data: passed.setdefault(stream, bytearray()).extend(data)) as relay,
+        _session(relay.endpoint, keys / "client", streams=1) as session,
+    ):
+        _, records = _first_batch(session)
+        catalog = session.catalog
+    seen = b"".join(passed.values())
     assert len(seen) > sum(len(record) for record in records)
     for secret in (catalog.shards[0].name.encode(), catalog.fingerprint.encode(), pair.secret):
         assert secret not in seen
@@ -238,7 +191,7 @@ def test_with_keys_nothing_can_be_read_on_the_way_nor_sent_once_more(
             daemon.kill()
             start_daemon(shards, port=daemon.port, options=options)
             before = 0
-        for sent in [tap.seen[stream] for stream in tap.seen if stream[1] == "client"]:
+        for sent in [data for (_, side), data in passed.items() if side == "client"]:
             with socket.create_connection(("127.0.0.1", daemon.port), timeout=1) as peer:
                 try:
                     peer.sendall(sent)
@@ -249,24 +202,16 @@ def test_with_keys_nothing_can_be_read_on_the_way_nor_sent_once_more(
         assert health(daemon.endpoint, timeout_s=5, keys=keys / "client")["requests"] == before + 1
 
 
-@pytest.mark.parametrize("with_keys", [False, True])
-def test_a_daemon_says_in_a_line_what_is_protected(
-    start_daemon: Callable[..., object], shards: Path, keys: Path, tmp_path: Path, with_keys: bool
+def test_the_log_says_what_is_protected_and_has_no_key_nor_has_a_command_line(
+    locked: object, keys: Path, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    start_daemon(shards, options=["--keys", str(keys / "daemon")] if with_keys else [], log=log)
-    first = json.loads(log.read_text().splitlines()[0])
-    assert first["event"] == ("encrypted" if with_keys else "unauthenticated")
-    assert first["protection"].startswith("CURVE" if with_keys else "none")
-
-
-def test_keys_are_in_no_log_and_on_no_command_line(locked: object, keys: Path, tmp_path: Path) -> None:
     with _session(locked.endpoint, keys / "client") as session:  # type: ignore[attr-defined]
         _first_batch(session)
     command = Path(f"/proc/{locked.pid}/cmdline").read_bytes()  # type: ignore[attr-defined]
     assert locked.stop() == 0  # type: ignore[attr-defined]
     told = (tmp_path / "log").read_bytes() + command
-    assert b"started" in told
+    first = json.loads(told.splitlines()[0])
+    assert first["event"] == "encrypted" and first["protection"].startswith("CURVE")
     for path in keys.rglob("*.*"):
         assert path.read_bytes().strip() not in told
 

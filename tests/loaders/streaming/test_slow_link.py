@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from loaders.errors import StreamError
 from loaders.streaming.loader import StreamingLoader
+from tests.loaders.streaming.relay import Relay, Stream
 
 pytestmark = pytest.mark.process
 
@@ -23,40 +22,16 @@ TIMEOUT_S = 1.5
 _CHUNK = 2**14
 
 
-@contextmanager
-def _slow_link(port: int, pause_s: Callable[[int], float]) -> Iterator[str]:
-    """Pass connections on to a port; wait after 16 KiB from it for as long as `pause_s` of the bytes so far says."""
-    ends: list[socket.socket] = []
+def _slow_link(port: int, pause_s: Callable[[int], float]) -> Relay:
+    """Wait before each 16 KiB from a daemon for as long as `pause_s` of the bytes so far says."""
+    passed: Counter[Stream] = Counter()
 
-    def forward(source: socket.socket, sink: socket.socket, is_slow: bool) -> None:
-        passed = 0
-        with suppress(OSError):
-            while data := source.recv(_CHUNK):
-                sink.sendall(data)
-                passed += len(data)
-                if is_slow:
-                    time.sleep(pause_s(passed))
+    def wait(stream: Stream, data: bytearray) -> None:
+        if stream[1] == "daemon":
+            time.sleep(pause_s(passed[stream]))
+            passed[stream] += len(data)
 
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = listener.accept()
-                # What is in buffers has passed the slow part already.
-                near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
-                far = socket.create_connection(("127.0.0.1", port))
-                ends.extend((near, far))
-                threading.Thread(target=forward, args=(near, far, False), daemon=True).start()
-                threading.Thread(target=forward, args=(far, near, True), daemon=True).start()
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for end in ends:
-            end.close()
+    return Relay(port, piece=_CHUNK, on_piece=wait)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +48,8 @@ def _loader(endpoint: str, **arguments: Any) -> StreamingLoader:
 @pytest.mark.parametrize("warm_bytes", [0, RECORD_BYTES])
 def test_a_message_arrives_that_takes_longer_than_the_timeout(daemon: Any, warm_bytes: int) -> None:
     with (
-        _slow_link(daemon.port, lambda passed: _CHUNK / 1_000_000) as endpoint,
-        _loader(endpoint, warm_bytes=warm_bytes) as loader,
+        _slow_link(daemon.port, lambda passed: _CHUNK / 1_000_000) as relay,
+        _loader(relay.endpoint, warm_bytes=warm_bytes) as loader,
     ):
         began = time.monotonic()
         assert sorted(i for batch in loader.epoch(0) for i in batch.ids.tolist()) == [0, 1]
@@ -84,8 +59,8 @@ def test_a_message_arrives_that_takes_longer_than_the_timeout(daemon: Any, warm_
 
 def test_a_link_that_is_too_slow_is_named_with_its_rate_and_the_timeout(daemon: Any) -> None:
     with (
-        _slow_link(daemon.port, lambda passed: 0.0 if passed < 2**20 else 0.5) as endpoint,
-        _loader(endpoint) as loader,
+        _slow_link(daemon.port, lambda passed: 0.0 if passed < 2**20 else 0.5) as relay,
+        _loader(relay.endpoint) as loader,
         pytest.raises(StreamError, match=rf"timeout_s={TIMEOUT_S:g}, at [0-9.]+ kB/s") as raised,
     ):
         list(loader.epoch(0))
