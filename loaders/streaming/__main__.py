@@ -65,7 +65,7 @@ def _serve(options: DaemonOptions) -> None:
 
 def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None) -> None:
     """Log who is served and how, and say on standard output that the daemon is ready."""
-    from loaders.streaming.daemon.authentication import is_loopback
+    from loaders.streaming.daemon.listener import is_loopback
 
     served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
     if options.keys is None:

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import Literal, TypeAlias
+
+Log: TypeAlias = Callable[..., None]
+"""Writes an event, and its fields by name."""
 
 
 @dataclass(slots=True)
@@ -29,14 +32,12 @@ class DaemonCounters:
     full: int = 0
     """Connections that were closed at once because there were as many as there may be."""
 
-
-Log: TypeAlias = Callable[..., None]
-"""Writes an event, and its fields by name."""
-
-
-def is_logged(count: int) -> bool:
-    """Return whether the `count`-th event of a kind that peers can cause is logged: the powers of two are."""
-    return count & (count - 1) == 0
+    def count(self, event: Literal["malformed", "dropped", "full"], number: int, log: Log, **fields: object) -> None:
+        """Count so many events that peers can cause; log them where the count passes a power of two."""
+        before = getattr(self, event)
+        setattr(self, event, before + number)
+        if (before + number).bit_length() > before.bit_length():
+            log(event, count=before + number, **fields)
 
 
 def log(event: str, /, **fields: object) -> None:

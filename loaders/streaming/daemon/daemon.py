@@ -16,7 +16,7 @@ import zmq
 
 from joulefeed.closing import Closing
 from joulefeed.signals import signals_noted
-from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
+from loaders.streaming.daemon.counters import DaemonCounters, Log
 from loaders.streaming.daemon.listener import ListeningSocket, limit_connections
 from loaders.streaming.daemon.request_handler import RequestHandler
 from loaders.streaming.daemon.send_budget import SendBudget
@@ -152,10 +152,7 @@ class Daemon(Closing):
         }
 
     def _count_connections(self) -> None:
-        refused = self._socket.count()
-        before, self.counters.full = self.counters.full, self.counters.full + refused
-        if any(is_logged(number) for number in range(before + 1, self.counters.full + 1)):
-            self._log("full", count=self.counters.full, limit=self.max_connections)
+        self.counters.count("full", self._socket.count(), self._log, limit=self.max_connections)
 
     def _flush_events(self) -> None:
         now = time.monotonic()

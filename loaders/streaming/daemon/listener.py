@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import resource
 import socket
@@ -11,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from loaders.errors import LoaderConfigError, StreamError
-from loaders.streaming.daemon.authentication import is_loopback
 from loaders.streaming.daemon.counters import log
 
 _TUNED = Path("/proc/sys/net/ipv4/tcp_wmem")
@@ -153,6 +153,11 @@ class ListeningSocket:
             if error.errno == errno.EPERM:
                 advice = f"as root, add it to {_ALLOWED_CONGESTION}"
             raise LoaderConfigError(f"--congestion {congestion}: {error.strerror}; {advice}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a numeric address can be reached from this host alone."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def limit_connections(threads: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import zmq
 
 from loaders.errors import DamagedError, WireError
-from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
+from loaders.streaming.daemon.counters import DaemonCounters, Log
 from loaders.streaming.daemon.send_budget import Name, Reservation, SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import Answer, ShardStore
@@ -98,14 +98,10 @@ class RequestHandler:
             self._count_dropped(1)
 
     def _count_malformed(self, reason: str) -> None:
-        self._counters.malformed += 1
-        if is_logged(self._counters.malformed):
-            self._log("malformed", count=self._counters.malformed, reason=reason)
+        self._counters.count("malformed", 1, self._log, reason=reason)
 
     def _count_dropped(self, count: int) -> None:
-        before, self._counters.dropped = self._counters.dropped, self._counters.dropped + count
-        if any(is_logged(number) for number in range(before + 1, self._counters.dropped + 1)):
-            self._log("dropped", count=self._counters.dropped, reason="its client is gone, or asks without reading")
+        self._counters.count("dropped", count, self._log, reason="its client is gone, or asks without reading")
 
     def answer(self, name: Name, data: Buffer) -> None:
         """Answer a request now."""
@@ -134,8 +130,8 @@ class RequestHandler:
         except WireError as error:
             self._refuse(name, get, str(error))
             return
-        overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.records) + _RECORD_BYTES * len(answer.header.ids)
-        is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.records) - 1)
+        overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.spans) + _RECORD_BYTES * len(answer.header.ids)
+        is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.spans) - 1)
         is_copied = (is_small or get.wire == "msgpack") and answer.nbytes <= _MAX_COPIED_BYTES
         owned = overhead + (answer.nbytes if is_copied else 0)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)

@@ -1,4 +1,4 @@
-"""The daemon's socket: open, or with keys a CURVE one, and the connections on it."""
+"""The daemon's socket and the connections on it: of everyone, or with keys of their client alone (CURVE)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import socket
 from contextlib import suppress
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.backend.cython import _zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from loaders.streaming.daemon.authentication import Authenticator
-from loaders.streaming.daemon.listener import ListeningSocket
+from loaders.errors import LoaderConfigError
+from loaders.streaming.daemon.listener import ListeningSocket, is_loopback
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol import MAX_REQUEST_BYTES
 
+_DOMAIN = "streaming"
 _HANDSHAKE_MS = 5_000
 """Time for a connection to speak the protocol."""
 _KEEPALIVE_S = 10
@@ -30,6 +32,44 @@ _libzmq.zmq_msg_init_data.argtypes = (_POINTER, _POINTER, ctypes.c_size_t, _POIN
 _libzmq.zmq_msg_send.argtypes = (_POINTER, _POINTER, ctypes.c_int)
 _Message = ctypes.c_uint64 * 8
 """A zmq_msg_t (zmq.h)."""
+
+
+class Authenticator:
+    """Answers ZeroMQ's questions about peers in a thread; `stop` ends it.
+
+    Raises LoaderConfigError for a host other than a loopback address without keys and without `no_auth`.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, keys: KeyPair | None, no_auth: bool) -> None:
+        if keys is None and not no_auth and not is_loopback(host):
+            raise LoaderConfigError(
+                f"{host} can be reached from other hosts, and without keys anyone there could read the shards: "
+                "give --keys DIR (made by `python -m loaders.streaming keygen`), or --no-auth to allow it"
+            )
+        self._keys = keys
+        self._thread: ThreadAuthenticator | None = None
+        self.rejected = 0
+        """Connections that were refused because of their key."""
+        if keys is not None:
+            self._thread = ThreadAuthenticator(context)
+            self._thread.start()
+            self._thread.configure_curve_callback(_DOMAIN, self)
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """Return whether a public key, in Z85, is the client's; pyzmq calls it."""
+        is_known = self._keys is not None and key == self._keys.peer
+        self.rejected += not is_known
+        return is_known
+
+    def secure(self, server: zmq.Socket[bytes]) -> None:
+        """Make a server's socket accept only CURVE connections, if there are keys; before it is bound."""
+        if self._keys is not None:
+            self._keys.secure_daemon(server, _DOMAIN)
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.stop()
 
 
 class ServerSocket:

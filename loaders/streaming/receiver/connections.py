@@ -1,4 +1,4 @@
-"""The compute node's connections to one or more daemons.
+"""The compute node's connections to one or more daemons, their shards together, and how many batches their links need.
 
 Each stream is a connection of its own. ZeroMQ makes a lost connection again, and its requests are sent again. A second
 answer is dropped by its sequence number.
@@ -6,28 +6,40 @@ answer is dropped by its sequence number.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
 from loaders.records.planner import EpochPlan
-from loaders.streaming.receiver.prefetch_window import PrefetchWindow
+from loaders.streaming.protocol import ServedShard, ShardCatalog
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon, keep_freed_memory
-from loaders.streaming.receiver.shard_map import ShardMap
-from loaders.streaming.receiver.stream import DaemonStream
-from loaders.streaming.settings import StreamSettings
+from loaders.streaming.receiver.stream import DaemonStream, take_messages
+from loaders.streaming.settings import MAX_PREFETCH, StreamSettings
 
 _MESSAGES = 32
 """Messages taken of one stream before the next one's turn."""
 _PIECE_BYTES, _PIECE_MS = 2**20, 100
 """Bytes of an answer for which ZeroMQ is woken while others follow; milliseconds after which it is for any."""
+
+_PER_STREAM = 2
+"""Batches for each stream: one that arrives, and the request for the next one."""
+_FEW_BYTES, _FEW_BATCHES = 32 * 2**20, 8
+"""Batches are requested in groups, which costs less CPU time: so many are under way, if they have no more bytes."""
+_PRODUCTS = 2
+"""Bandwidth-delay products under way, so that the rate can double in a round trip while it is learned."""
+_MAX_BYTES = 512 * 2**20
+_RATE_RTTS, _RATE_S = 2, 0.1
+"""Round trips, and at least seconds, of a measurement of the rate."""
 
 
 class FetchInterrupted(Exception):
@@ -49,6 +61,78 @@ class ReceiverCounters:
     """Time spent on checksums."""
     stale: int = 0
     """Answers to requests that had an answer or were dropped."""
+
+
+class ShardPlace(NamedTuple):
+    """Where a shard is served."""
+
+    daemon: int
+    place: int
+    """In the daemon's own catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMap:
+    """All shards, sorted by name, and the daemon that has each."""
+
+    catalog: ShardCatalog
+    """Its fingerprint does not depend on which daemon has which shard."""
+    places: tuple[ShardPlace, ...]
+
+    @classmethod
+    def merge(cls, endpoints: Sequence[str], catalogs: Sequence[ShardCatalog]) -> ShardMap:
+        """Merge the daemons' catalogs; raises StreamError naming a shard that two of them serve, and both daemons."""
+        found: dict[str, tuple[ServedShard, ShardPlace]] = {}
+        for daemon, catalog in enumerate(catalogs):
+            for place, shard in enumerate(catalog.shards):
+                if shard.name in found:
+                    raise StreamError(
+                        f"{endpoints[found[shard.name][1].daemon]} and {endpoints[daemon]} both serve a shard of the "
+                        f"name {shard.name}: give each daemon shards of its own, with names of their own"
+                    )
+                found[shard.name] = shard, ShardPlace(daemon, place)
+        names = sorted(found)
+        digest = hashlib.blake2b(digest_size=16)
+        for name in names:
+            digest.update(f"{name}\0{found[name][0].digest}\0".encode())
+        shards = tuple(found[name][0] for name in names)
+        return cls(ShardCatalog(digest.hexdigest(), shards), tuple(found[name][1] for name in names))
+
+    @property
+    def daemons(self) -> tuple[int, ...]:
+        """The daemon of every shard."""
+        return tuple(place.daemon for place in self.places)
+
+    def record_bytes(self) -> tuple[float, ...]:
+        """Return the mean size of a record of every shard, in bytes."""
+        return tuple(shard.nbytes / max(1, shard.records) for shard in self.catalog.shards)
+
+
+class PrefetchWindow:
+    """Counts the batches that a link needs under way, by the highest rate that it has carried."""
+
+    def __init__(self, rtt_s: float, daemons: int, streams: int) -> None:
+        """Begin with a few batches, over `streams` connections to each daemon with a round trip of `rtt_s` seconds."""
+        self._rtt_s, self._daemons, self._streams = rtt_s, daemons, streams
+        self._rate, self._on_link, self._fewest = 0.0, 0, _FEW_BATCHES
+        self._from: tuple[float, int] | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches that should be under way from each daemon."""
+        return min(MAX_PREFETCH, max(_PER_STREAM * self._streams + self._on_link, self._fewest))
+
+    def measure(self, now: float, nbytes: int, batches: int) -> None:
+        """Measure the rate from the totals of all daemons since the start, at `now` in seconds."""
+        if self._from is None or not batches:
+            self._from = now, nbytes
+        elif (passed := now - self._from[0]) >= max(_RATE_S, _RATE_RTTS * self._rtt_s):
+            self._rate = max(self._rate, (nbytes - self._from[1]) / passed)
+            self._from = now, nbytes
+            each = nbytes / batches
+            product = self._rate * self._rtt_s / self._daemons
+            self._on_link = int(min(_PRODUCTS * product, _MAX_BYTES) / each)
+            self._fewest = min(_FEW_BATCHES, math.ceil(_FEW_BYTES / each))
 
 
 class DaemonConnections(Closing):
@@ -133,19 +217,8 @@ class DaemonConnections(Closing):
                 daemon.silence.add(passed)
             else:
                 daemon.silence.end()
-            for stream in daemon.streams:
-                lost = stream.monitor in ready and stream.lost()
-                if not lost and stream.socket not in ready:
-                    continue
-                # The messages of a lost connection are taken before its requests are sent again.
-                left = _MESSAGES
-                while (lost or left) and (frames := stream.receive()) is not None:
-                    daemon.silence.end()
-                    left -= 1
-                    yield daemon, stream, frames
-                if lost:
-                    daemon.silence.was_lost = True
-                    yield daemon, stream, []
+            for stream, frames in take_messages(daemon.streams, ready, daemon.silence, _MESSAGES):
+                yield daemon, stream, frames
         if self._interrupt in ready and self.clear_interrupt():
             raise FetchInterrupted
 
@@ -154,7 +227,7 @@ class DaemonConnections(Closing):
 
         A link of 1 Gbit/s delivers 64 kB at a time, and to be woken for each costs as much as to copy them.
         """
-        streams = [each for daemon in self.daemons for each in daemon.streams_with_more(_PIECE_BYTES)]
+        streams = [each for daemon in self.daemons for each in daemon.streams if each.has_more(_PIECE_BYTES)]
         if not streams or not timeout_ms:
             return dict(self._poller.poll(timeout_ms))
         for stream in streams:

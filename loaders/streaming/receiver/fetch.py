@@ -239,7 +239,7 @@ class BatchFetch:
                 daemon.is_asked_again = True
                 self._connections.counters.asked_again += daemon.ask_again()
             if daemon.silence.is_over:
-                raise StreamError(daemon.describe_silence())
+                raise StreamError(daemon.silence.describe())
 
     def _accept(self, daemon: RemoteDaemon, stream: DaemonStream, frames: list[zmq.Frame]) -> None:
         counters, endpoint = self._connections.counters, daemon.endpoint
@@ -259,7 +259,7 @@ class BatchFetch:
             return
         assert isinstance(reply, BatchHeader | Refusal)
         del self._under_way[reply.sequence]
-        daemon.done(reply.sequence)
+        stream.done(reply.sequence)
         plan, assembler = request.assembler.plan, request.assembler
         if isinstance(reply, Refusal):
             raise StreamError(f"{endpoint} refused batch {plan.batch} of epoch {plan.epoch}: {reply.reason}")

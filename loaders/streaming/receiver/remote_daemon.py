@@ -33,8 +33,7 @@ from loaders.streaming.protocol import (
     pack,
     unpack_answer,
 )
-from loaders.streaming.receiver.silence import Silence
-from loaders.streaming.receiver.stream import DaemonStream
+from loaders.streaming.receiver.stream import DaemonStream, Silence, take_messages
 from loaders.streaming.settings import StreamSettings, check_endpoint
 
 _M_TRIM_THRESHOLD: Final = -1
@@ -66,12 +65,6 @@ class RemoteDaemon(Closing):
         """Whether its requests were repeated in this silence."""
         self.batches = 0
         """Batches with a part from it that are not taken yet."""
-        self._nbytes: dict[int, int] = {}
-        """About, of every request under way, by its sequence number."""
-        self._on: dict[int, int] = {}
-        """The stream of every request under way."""
-        self._loads = [0] * settings.streams
-        """Bytes under way of every stream."""
         try:
             for _ in range(settings.streams):
                 self.streams.append(DaemonStream(context, endpoint, settings.timeout_s, poller, keys=keys))
@@ -114,21 +107,13 @@ class RemoteDaemon(Closing):
                     raise WireError(f"{self.endpoint} sent a malformed answer: expected padding")
                 stream.done(reply.sequence)
             if self.silence.is_over:
-                raise NoAnswerError(self.describe_silence())
+                raise NoAnswerError(self.silence.describe())
         self.silence.end()
 
     @property
     def has_requests(self) -> bool:
         """Whether a request has no answer."""
-        return bool(self._nbytes)
-
-    def streams_with_more(self, nbytes: int) -> list[DaemonStream]:
-        """Return the streams on which, once any of their answers is there, about so many bytes are still to come."""
-        return [
-            stream
-            for stream, load in zip(self.streams, self._loads, strict=True)
-            if load > nbytes and load - max(self._nbytes[sequence] for sequence in stream.under_way) >= nbytes
-        ]
+        return any(stream.under_way for stream in self.streams)
 
     def ask(
         self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int, *, check: bool = False
@@ -139,16 +124,7 @@ class RemoteDaemon(Closing):
         first.
         """
         request = pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire, check))
-        place = min(range(len(self._loads)), key=self._loads.__getitem__)
-        self._loads[place] += nbytes
-        self._nbytes[sequence], self._on[sequence] = nbytes, place
-        self.streams[place].ask(sequence, request)
-
-    def done(self, sequence: int) -> None:
-        """Forget a request."""
-        place = self._on.pop(sequence)
-        self._loads[place] -= self._nbytes.pop(sequence)
-        self.streams[place].done(sequence)
+        min(self.streams, key=lambda stream: stream.load).ask(sequence, request, nbytes)
 
     def ask_again(self) -> int:
         """Repeat the requests under way over new connections; return their number."""
@@ -159,15 +135,8 @@ class RemoteDaemon(Closing):
         for stream in self.streams:
             if stream.under_way:
                 stream.reset()
-        self._nbytes.clear()
-        self._on.clear()
-        self._loads = [0] * len(self._loads)
         self.batches = 0
         self.silence.end()
-
-    def describe_silence(self) -> str:
-        """Return the message of the error for its silence."""
-        return self.silence.describe(self.endpoint)
 
     def close(self) -> None:
         """Close every stream; may be called twice."""
@@ -232,7 +201,7 @@ def _exchange(stream: DaemonStream, request: Request, timeout_s: float) -> Reply
                 return reply
         if stream.refused:
             raise StreamError(f"{stream.endpoint} refused: {stream.state}")
-    raise NoAnswerError(silence.describe(stream.endpoint))
+    raise NoAnswerError(silence.describe())
 
 
 def _receive(streams: Sequence[DaemonStream], silence: Silence) -> Iterator[tuple[DaemonStream, list[zmq.Frame]]]:
@@ -245,15 +214,10 @@ def _receive(streams: Sequence[DaemonStream], silence: Silence) -> Iterator[tupl
         poller.register(stream.monitor, zmq.POLLIN)
     ready = dict(poller.poll(math.ceil(silence.look_s * 1000)))
     silence.add(time.monotonic() - began)
-    for stream in streams:
-        lost = stream.monitor in ready and stream.lost()
-        while (lost or stream.socket in ready) and (frames := stream.receive()) is not None:
-            silence.end()
+    for stream, frames in take_messages(streams, ready, silence, 1):
+        if frames:
             yield stream, frames
-            if not lost:
-                break
-        if lost:
-            silence.was_lost = True
+        else:
             stream.ask_again()
 
 

@@ -1,12 +1,13 @@
-"""One connection to a daemon, and the requests on it."""
+"""One connection to a daemon with the requests on it, and how long a daemon has sent nothing."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import zmq
@@ -37,6 +38,14 @@ _EVENTS = (
 )
 _ENDED = (errno.EBADF, errno.ENOTSOCK, errno.ENOTCONN, errno.EINVAL)
 """Errors of a connection that has ended meanwhile."""
+_LOOKS = 8
+"""How often within the timeout the bytes from a daemon without an answer are counted."""
+_LEAST_BYTES = 64 * 2**10
+"""Bytes that are a part of an answer: ZeroMQ's signs of life are fewer within a timeout."""
+_MAX_LOSSES = 3
+"""Connections lost one after the other in the middle of a message, after which its bytes are no progress."""
+_RECONNECT_S, _RECONNECT_SHARE = 2.0, 0.2
+"""Time beyond the timeout in which a lost connection may be made again; at most such a share of the timeout."""
 
 _Result = TypeVar("_Result")
 
@@ -86,8 +95,10 @@ class DaemonStream:
         self.endpoint = endpoint
         """Where it leads to."""
         self._keys = keys
-        self.under_way: dict[int, bytes] = {}
-        """Requests without an answer, by sequence number."""
+        self.under_way: dict[int, tuple[bytes, int]] = {}
+        """Requests without an answer, by sequence number, with about the bytes of the answer."""
+        self.load = 0
+        """About the bytes of all these answers."""
         self.losses = 0
         """How often the connection was lost or replaced since a message came on it."""
         self._open()
@@ -133,14 +144,19 @@ class DaemonStream:
         self._poller.register(self.socket, zmq.POLLIN)
         self._poller.register(self.monitor, zmq.POLLIN)
 
-    def ask(self, sequence: int, request: bytes) -> None:
-        """Send a request, or have it sent once connected."""
-        self.under_way[sequence] = request
+    def ask(self, sequence: int, request: bytes, nbytes: int = 0) -> None:
+        """Send a request whose answer has about `nbytes`, or have it sent once connected."""
+        self.under_way[sequence] = request, nbytes
+        self.load += nbytes
         self.socket.send(request)
 
     def done(self, sequence: int) -> None:
         """Forget a request that has its answer."""
-        self.under_way.pop(sequence, None)
+        self.load -= self.under_way.pop(sequence, (b"", 0))[1]
+
+    def has_more(self, nbytes: int) -> bool:
+        """Return whether, once any of its answers is there, about so many bytes are still to come."""
+        return self.load > nbytes and self.load - max(size for _, size in self.under_way.values()) >= nbytes
 
     def lost(self) -> bool:
         """Read the events of the connection; return whether one that had carried requests is gone."""
@@ -211,7 +227,7 @@ class DaemonStream:
 
     def ask_again(self) -> int:
         """Repeat the requests without an answer; return their number."""
-        for request in self.under_way.values():
+        for request, _ in self.under_way.values():
             self.socket.send(request)
         return len(self.under_way)
 
@@ -235,7 +251,7 @@ class DaemonStream:
         """Drop the connection with its requests, and make a new one."""
         self.close()
         self.under_way.clear()
-        self.losses = 0
+        self.load = self.losses = 0
         self._open()
 
     def close(self) -> None:
@@ -244,3 +260,82 @@ class DaemonStream:
         self._poller.unregister(self.monitor)
         self.socket.disable_monitor()
         self.socket.close(linger=0)
+
+
+@dataclass(slots=True)
+class Silence:
+    """The time in which a daemon's open requests have had no answer and no bytes of one."""
+
+    timeout_s: float
+    streams: Sequence[DaemonStream]
+    """The connections to the daemon."""
+    seconds: float = 0.0
+    was_lost: bool = False
+    """Whether a connection was lost in it."""
+    _received: int | None = None
+    """Bytes of the connections when they were last counted as a part of an answer."""
+    _since_s: float = 0.0
+    """`seconds` at that time."""
+
+    @property
+    def look_s(self) -> float:
+        """Longest wait for a message between two calls of `add`, in seconds."""
+        return self.timeout_s / _LOOKS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the daemon is to be given up."""
+        more_s = min(_RECONNECT_S, _RECONNECT_SHARE * self.timeout_s) if self.was_lost else 0.0
+        return self.seconds >= self.timeout_s + more_s
+
+    def end(self) -> None:
+        """Begin again: a message has come, or no request is open."""
+        self.seconds, self.was_lost, self._received = 0.0, False, None
+
+    def add(self, seconds: float) -> None:
+        """Add time without a message, unless bytes have come on the connections."""
+        self.seconds += seconds
+        if self.seconds < self.look_s:
+            return
+        received = self._count()
+        if self._received is None or received < self._received:  # a new connection counts from 0
+            self._received, self._since_s = received, self.seconds
+        elif received - self._received >= _LEAST_BYTES:
+            self._received, self._since_s = received, 0.0
+            self.seconds, self.was_lost = 0.0, False
+
+    def describe(self) -> str:
+        """Return the message of the error for a daemon that is given up, with the rate that was seen."""
+        stream = max(self.streams, key=lambda one: len(one.under_way))
+        received = self._count() - (self._received or 0)
+        rate = max(0, received) / max(self.seconds - self._since_s, self.look_s)
+        return (
+            f"{stream.endpoint}: no answer within timeout_s={self.timeout_s:g}, at {rate / 1000:.3g} kB/s; "
+            f"{stream.state}. Is the daemon running there (python -m loaders.streaming serve), and can this node reach "
+            "it?"
+        )
+
+    def _count(self) -> int:
+        """Return the bytes on connections that can be parts of answers."""
+        return sum(stream.count_received() for stream in self.streams if stream.losses < _MAX_LOSSES)
+
+
+def take_messages(
+    streams: Sequence[DaemonStream], ready: Mapping[object, int], silence: Silence, most: int
+) -> Iterator[tuple[DaemonStream, list[zmq.Frame]]]:
+    """Yield the messages on those of a daemon's streams that are ready, at most so many of each.
+
+    All are taken of a stream that was lost; an empty message after them says so.
+    """
+    for stream in streams:
+        lost = stream.monitor in ready and stream.lost()
+        if not lost and stream.socket not in ready:
+            continue
+        left = most
+        while (lost or left) and (frames := stream.receive()) is not None:
+            silence.end()
+            left -= 1
+            yield stream, frames
+        if lost:
+            silence.was_lost = True
+            yield stream, []
