@@ -42,10 +42,11 @@ def _add_more(commands: Commands) -> None:
     add_commands(commands)
 
 
-def _serve(options: DaemonOptions) -> None:
+def _serve(options: DaemonOptions) -> int:
     from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.daemon.listener import ListeningSocket, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
+    from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
     from loaders.streaming.timestamps import TimestampLogger
 
@@ -54,13 +55,19 @@ def _serve(options: DaemonOptions) -> None:
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
     listener = ListeningSocket(host, port, send_buffer=buffer, congestion=options.congestion)
     given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
-    with ShardStore(options.root) as store:
+
+    def serve(is_first: bool) -> int:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
         with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
-            _log_start(daemon, store, host, options, buffer)
+            if is_first:
+                _log_start(daemon, store, host, options, buffer)
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
+        return 0
+
+    with ShardStore(options.root) as store:
+        return supervise(serve, log=log)
 
 
 def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None) -> None:

@@ -11,6 +11,7 @@ import stat
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -181,6 +182,7 @@ class ShardStore(Closing):
         """Bytes of all shards."""
         self._pages = [Pages(_map(one.path.resolve(), one.nbytes), one.path.name) for one in opened]
         self._paths = [shard.path for shard in opened]
+        self._inodes = [path.stat().st_ino for path in self._paths]
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
         self._first_rows: list[int] = self._base.tolist()
@@ -239,15 +241,24 @@ class ShardStore(Closing):
 
     def _check_size(self, shard: int) -> None:
         """Raise WireError where a shard is shorter than it was: a touch of a missing page would end the process."""
-        try:
-            nbytes = self._paths[shard].stat().st_size
-        except OSError:
-            return  # a mapped file stays readable without its name
-        if nbytes < self.catalog.shards[shard].nbytes:
+        served = self.catalog.shards[shard]
+        if not self._is_whole(shard, served.nbytes):
             raise WireError(
-                f"{self.catalog.shards[shard].name} has {nbytes} bytes instead of {self.catalog.shards[shard].nbytes}; "
-                "restore it and restart the daemon, which serves the other shards meanwhile"
+                f"{served.name} is shorter than its {served.nbytes} bytes were; restore it and restart the daemon, "
+                "which serves the other shards meanwhile"
             )
+
+    def _is_whole(self, shard: int, nbytes: int) -> bool:
+        with suppress(OSError):
+            status = self._paths[shard].stat()
+            if status.st_ino == self._inodes[shard]:
+                return status.st_size >= nbytes
+        # The mapped file has its name no more.
+        try:
+            self._pages[shard].load(nbytes - 1, nbytes)
+        except OSError:
+            return False
+        return True
 
     def find_damage(self, request: Get, answer: Answer) -> str:
         """Compare an answer's records to the index by their checksums; return which one differs, "" for none."""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from loaders.base import Samples
 from loaders.errors import StreamError
+from loaders.records.planner import BatchPlan, Slice
 from loaders.records.shards.index import ShardSet
 from loaders.streaming import StreamingLoader
+from loaders.streaming.keys import load_client_keys
+from loaders.streaming.protocol import Get, pack
+from loaders.streaming.receiver.fetch import BatchFetch
 from tests.loaders.streaming.relay import Relay, Stream
 
 pytestmark = pytest.mark.process
@@ -114,3 +121,60 @@ def test_without_verify_a_flipped_payload_is_not_looked_for(
     with _loader(daemon.endpoint, verify=False) as loader:
         differ = [sample_id for sample_id, image, _ in _epochs(loader, 1) if image != read(sample_id)]
     assert len(differ) == 1
+
+
+def _count_restarts(log: Path) -> int:
+    return sum('"restarted"' in line for line in log.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("cuts", "with_keys"), [(3, False), (2, True), pytest.param(40, False, marks=pytest.mark.slow)]
+)
+def test_a_shard_that_is_cut_while_it_is_sent_fails_its_own_batches_alone(
+    start_daemon: Start,
+    make_shards: Callable[..., Path],
+    connect: Callable[..., Any],
+    keys: Path,
+    tmp_path: Path,
+    cuts: int,
+    with_keys: bool,
+) -> None:
+    root = make_shards(tmp_path, shards=2, records=400, size=100_000)
+    log, own = tmp_path / "log", keys / "client" if with_keys else None
+    daemon = start_daemon(root, log=log, options=["--keys", str(keys / "daemon")] if with_keys else [])
+    victim, whole = root / "shard-0.tfrecord", (root / "shard-0.tfrecord").read_bytes()
+    first = [BatchPlan(0, 0, (Slice(0, 0, 2),))]
+    with connect(daemon.endpoint, keys=own) as others, connect(daemon.endpoint, keys=own) as connections:
+        other_shard = BatchFetch(others, [BatchPlan(0, number, (Slice(1, number, 1),)) for number in range(400)])
+        received = []
+        for cut in range(cuts):
+            received += other_shard.next().ids.tolist()  # type: ignore[union-attr]
+            with zmq.Context() as context, context.socket(zmq.DEALER) as slow:
+                # It takes an answer or two, and the others are under way.
+                slow.linger, slow.rcvhwm, slow.rcvbuf = 0, 1, 65_536
+                if own is not None:
+                    load_client_keys(own).secure_client(slow)
+                slow.connect(daemon.endpoint)
+                for number in range(4):
+                    slow.send(pack(Get(number, connections.shards.catalog.fingerprint, 0, 0, (Slice(0, 0, 400),))))
+                assert slow.poll(5000)
+                os.truncate(victim, 5_000)
+                deadline = time.monotonic() + 20
+                while _count_restarts(log) == cut:
+                    assert time.monotonic() < deadline, "nothing of the shard was under way"
+                    if slow.poll(20):
+                        slow.recv_multipart()
+            with pytest.raises(StreamError, match=victim.name):
+                list(BatchFetch(connections, first))
+            victim.write_bytes(whole)
+            assert [batch.ids.tolist() for batch in BatchFetch(connections, first)] == [[0, 1]]
+        received += [sample_id for batch in other_shard for sample_id in batch.ids.tolist()]
+        assert sorted(received) == [*range(400, 800)]
+        # Another file of the name does not make the mapped one whole.
+        os.truncate(victim, 5_000)
+        (tmp_path / "other").write_bytes(whole)
+        (tmp_path / "other").rename(victim)
+        with pytest.raises(StreamError, match=victim.name):
+            list(BatchFetch(connections, first))
+    assert daemon.process.poll() is None and _count_restarts(log) == cuts
+    assert daemon.stop() == 0
