@@ -56,7 +56,7 @@ class MosaicLoader(RecordLoader):
         remote = Remote.parse(endpoint)
         if options.imbalance:
             raise LoaderConfigError(f"imbalance={options.imbalance}: mosaic makes equal shares; leave it out")
-        super().__init__(options, transform=transform, **options.for_record_loader())
+        super().__init__(options, transform=transform)
         self._remote, self._timeout_s = remote, options.timeout_s
         self._keys = load_keys(options.keys)
         self._python = sys.executable if python is None else str(python)

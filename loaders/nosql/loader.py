@@ -50,7 +50,7 @@ class NoSQLLoader(RecordLoader):
             split: Ids of the samples of an epoch, such as `load_split` of loaders.nosql.splits returns (default: all).
         """
         options = NoSQLOptions(**keywords)
-        super().__init__(options, transform=transform, **options.for_record_loader())
+        super().__init__(options, transform=transform)
         table = DatabaseTable.parse(endpoint)
         try:
             from loaders.nosql.client.database import Database

@@ -78,7 +78,7 @@ class RecordFetch(Protocol):
 
 
 class FetchedEpoch:
-    """The batches of one epoch as a source, whose samples are counted."""
+    """The raw batches of one epoch, whose samples are counted."""
 
     def __init__(self, fetch: RecordFetch, epoch: int, samples: int, times: StageTimes) -> None:
         self._fetch, self._epoch, self._left, self._samples, self._times = fetch, epoch, samples, samples, times
@@ -111,7 +111,12 @@ class FetchedEpoch:
             )
         self.ended = not self._left
 
-    def close(self) -> None:
+    def next(self) -> DeliveredBatch | None:
+        """Return the next batch, not decoded, with its numbers; None once it was stopped or at the end."""
+        raw = self.take(wait=True)
+        return None if raw is None else DeliveredBatch(raw.planned, raw)
+
+    def stop(self) -> None:
         """Drop the requests under way, and end a `take` that another thread is in; may be called twice."""
         self._closed = True
         self._fetch.close()
@@ -168,22 +173,6 @@ def _copy(batch: Batch | RawBatch | None) -> Batch:
     return batch.copy()
 
 
-class RawEpoch:
-    """Returns batches as they came, without a thread."""
-
-    def __init__(self, source: FetchedEpoch) -> None:
-        self.source = source
-
-    def next(self) -> DeliveredBatch | None:
-        """Return the next batch with its numbers, None once it was stopped or at the end."""
-        raw = self.source.take(wait=True)
-        return None if raw is None else DeliveredBatch(raw.planned, raw)
-
-    def stop(self) -> None:
-        """Drop the requests under way; may be called twice."""
-        self.source.close()
-
-
 class DecodedEpoch:
     """Fetches and decodes in a thread that keeps a few batches ready.
 
@@ -192,13 +181,18 @@ class DecodedEpoch:
     """
 
     def __init__(self, source: FetchedEpoch, decoder: Decoder, transfer: DeviceTransfer, times: StageTimes) -> None:
-        self.source = source
+        self._source = source
         self._decoder, self._transfer, self._times = decoder, transfer, times
         self._ready: BoundedQueue[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = BoundedQueue(
             _READY_BATCHES
         )
         self._thread = threading.Thread(target=self._run, name="decoded-epoch", daemon=True)
         self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sample of the epoch has arrived."""
+        return self._source.ended
 
     def next(self) -> DeliveredBatch | None:
         """Return the next batch with its numbers, None once it was stopped or at the end.
@@ -218,7 +212,7 @@ class DecodedEpoch:
         except BaseException as caught:  # noqa: BLE001 - raised again in the thread that consumes
             error = caught
         finally:
-            self.source.close()
+            self._source.stop()
             self._decoder.reset()
             self._ready.close(error)
 
@@ -228,7 +222,7 @@ class DecodedEpoch:
         while True:
             while decoder.pending < LOOKAHEAD:
                 # With a batch in decoding there is work to do, so a batch that has not arrived can wait.
-                raw = self.source.take(wait=not decoder.pending)
+                raw = self._source.take(wait=not decoder.pending)
                 if raw is None:
                     break
                 decoder.submit(raw)
@@ -249,9 +243,9 @@ class DecodedEpoch:
         """End the thread; may be called twice."""
         self._ready.close()
         if self._thread.is_alive():
-            self.source.close()
+            self._source.stop()
         self._thread.join()
 
 
-RunningEpoch: TypeAlias = RawEpoch | DecodedEpoch
+RunningEpoch: TypeAlias = FetchedEpoch | DecodedEpoch
 """An epoch under way."""

@@ -20,13 +20,12 @@ from loaders.records.epochs import (
     DecodedEpoch,
     DeliveredBatch,
     FetchedEpoch,
-    RawEpoch,
     RecordFetch,
     RunningEpoch,
     repeat_for_failed,
 )
 from loaders.shared.device import DeviceTransfer, usable_device
-from loaders.shared.options import LoaderOptions, OnError, check_ranks, check_whole
+from loaders.shared.options import OnError, RecordOptions, check_ranks, check_whole
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.threads import close_at_exit
 
@@ -41,29 +40,14 @@ class RecordLoader(Closing):
     notes: tuple[str, ...] = ()
     """The properties of this loader, for the report."""
 
-    def __init__(
-        self,
-        options: LoaderOptions,
-        *,
-        transform: AnyTransform | None,
-        decode: str,
-        num_threads: int,
-        limit: int | None,
-    ) -> None:
+    def __init__(self, options: RecordOptions, *, transform: AnyTransform | None) -> None:
         """Check the arguments, before anything is connected.
 
-        Raises LoaderConfigError for an argument out of range.
+        `transform` is a pipeline, or a callable that takes a decoded image or array (None: ImageTransform()).
 
-        Args:
-            options: The arguments that all loaders share.
-            transform: A pipeline, or a callable that takes a decoded image or array (None: ImageTransform()).
-            decode: The decoding engine: "auto", "dali", "torch", "torch-process", or "raw" for RawBatch, not decoded.
-            num_threads: Threads that decode, or processes of "torch-process".
-            limit: An epoch has the samples whose ids are below it; None for all.
+        Raises LoaderConfigError for an argument out of range.
         """
         self._closed = False
-        self._num_threads = check_whole("num_threads", num_threads, 1)
-        self._limit = None if limit is None else check_whole("limit", limit, 1)
         check_whole("seed", options.seed, 0)
         self._options, self._device = options, usable_device(options.device)
         self._ranks = place_among_ranks(options.rank, options.world_size)
@@ -71,7 +55,7 @@ class RecordLoader(Closing):
         self._pipeline = ImageTransform() if transform is None else as_pipeline(transform)
         self._policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
         self._repeats = self._policy.on_error == "skip" and self._ranks[1] > 1
-        self._engine: Engine = check_engine(decode, self._pipeline, self._policy)
+        self._engine: Engine = check_engine(options.decode, self._pipeline, self._policy)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
         self._decoder: Decoder | None = None
@@ -84,7 +68,7 @@ class RecordLoader(Closing):
         itself then.
         """
         options = self._options
-        count = samples if self._limit is None else min(samples, self._limit)
+        count = samples if options.limit is None else min(samples, options.limit)
         self._share = Share(count, options.seed, *self._ranks, options.remainder, options.imbalance)
         self._transfer = DeviceTransfer(self._device)
         self._decoder = make_decoder(
@@ -92,7 +76,7 @@ class RecordLoader(Closing):
             self._pipeline,
             seed=options.seed,
             device=self._device,
-            num_threads=self._num_threads,
+            num_threads=options.num_threads,
             batch_size=options.batch_size,
             policy=self._policy,
         )
@@ -145,9 +129,7 @@ class RecordLoader(Closing):
         self._stop()
         source = FetchedEpoch(self._start(epoch), epoch, self._count(epoch), self._times)
         running = self._running = (
-            RawEpoch(source)
-            if self._decoder is None
-            else DecodedEpoch(source, self._decoder, self._transfer, self._times)
+            source if self._decoder is None else DecodedEpoch(source, self._decoder, self._transfer, self._times)
         )
         try:
             items = iter(partial(self._next, running), None)
@@ -169,7 +151,7 @@ class RecordLoader(Closing):
         began = time.perf_counter_ns()
         item = running.next() if running is self._running else None
         self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-        if item is None and not (running is self._running and running.source.ended):
+        if item is None and not (running is self._running and running.ended):
             raise LoaderError(
                 "the loader was closed or another epoch was started: there are no more batches of this one"
             )

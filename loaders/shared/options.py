@@ -197,10 +197,6 @@ class RecordOptions(LoaderOptions):
     )
     verify: bool = Field(default=True, description="whether the checksum of every record is computed")
 
-    def for_record_loader(self) -> dict[str, Any]:
-        """Return those that RecordLoader takes by name."""
-        return {"decode": self.decode, "num_threads": self.num_threads, "limit": self.limit}
-
 
 class LoaderKeywords(TypedDict, total=False):
     """The fields of LoaderOptions, as the keywords of a constructor."""

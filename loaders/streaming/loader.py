@@ -39,14 +39,7 @@ class StreamingLoader(RecordLoader):
                 array or number, such as torchvision's Compose (default: ImageTransform()).
         """
         settings = self._settings = StreamSettings(**keywords)
-        limit = settings.limit
-        super().__init__(
-            settings,
-            transform=transform,
-            decode=settings.decode,
-            num_threads=settings.num_threads,
-            limit=limit,
-        )
+        super().__init__(settings, transform=transform)
         self._events: TimestampLogger | None = None
         self._connections: DaemonConnections | None = None
         self._resumed: Checkpoint | None = None
@@ -61,8 +54,8 @@ class StreamingLoader(RecordLoader):
             self._connections = DaemonConnections(settings)
             catalog = self._connections.shards.catalog
             self._shard_records, self._records = catalog.shard_records, catalog.samples
-            if limit is not None:
-                self._records = min(self._records, limit)
+            if settings.limit is not None:
+                self._records = min(self._records, settings.limit)
             self._open(catalog.samples)
         except BaseException:
             self.close()
@@ -75,7 +68,7 @@ class StreamingLoader(RecordLoader):
             "rank": rank,
             "world_size": world_size,
             "remainder": settings.remainder,
-            "limit": limit,
+            "limit": settings.limit,
         }
         self._fingerprint: StateDict = {"catalog": catalog.fingerprint}
         if settings.slice_records == 0:

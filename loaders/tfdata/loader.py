@@ -45,7 +45,7 @@ class TfDataLoader(RecordLoader):
                 array or number, such as torchvision's Compose (default: ImageTransform()).
         """
         self._own = options = TfDataOptions(**keywords)
-        super().__init__(options, transform=transform, **options.for_record_loader())
+        super().__init__(options, transform=transform)
         self._timeout_s = options.timeout_s
         self._fetch: EpochFetch | None = None
         self._endpoint, self._address = endpoint, parse_endpoint(endpoint)

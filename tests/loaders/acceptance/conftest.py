@@ -31,7 +31,7 @@ from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
-from loaders.shared.options import LoaderOptions, takes_options
+from loaders.shared.options import RecordOptions, takes_options
 from tests.loaders.conftest import encode_image
 from tests.loaders.small_data import make_pictures, make_sounds, make_volumes, write_samples
 
@@ -124,12 +124,9 @@ class ShardFetch:
 class ShardLoader(RecordLoader):
     """A loader of records without a network: its endpoint is a folder of shards."""
 
-    @takes_options(LoaderOptions)
-    def __init__(
-        self, *, endpoint: str, transform: Any = None, decode: str = "auto", limit: int | None = None, **keywords: Any
-    ) -> None:
-        options = LoaderOptions(**keywords)
-        super().__init__(options, transform=transform, decode=decode, num_threads=2, limit=limit)
+    @takes_options(RecordOptions)
+    def __init__(self, *, endpoint: str, transform: Any = None, **keywords: Any) -> None:
+        super().__init__(RecordOptions(**keywords), transform=transform)
         self._shards = ShardSet.open(Path(endpoint))
         self._open(self._shards.samples)
 
