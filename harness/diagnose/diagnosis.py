@@ -47,9 +47,9 @@ class Machine:
     free_bytes: int
     """Memory that was available, in which files can be cached."""
 
-    def caches(self, subject: Subject) -> bool:
-        """Whether the dataset's files stay in memory after the first read, with half of the memory left free."""
-        return subject.bytes <= self.free_bytes / 2
+    def caches(self, nbytes: int) -> bool:
+        """Whether files of so many bytes stay in memory after the first read, with half of the memory left free."""
+        return nbytes <= self.free_bytes / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -53,7 +52,6 @@ def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
     machine = Machine(cores, psutil.cpu_count() or 1, free_bytes)
     rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, cores)
     deadline = time.monotonic() + request.budget_s
-    subject = _make_subject(request, rig, handle.name)
     report = time_stages(
         workload.transform,
         handle.samples,
@@ -61,7 +59,7 @@ def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
         seed=request.seed,
         device=step.device,
         budget_s=_STAGES_SHARE * request.budget_s,
-        cached=machine.caches(subject),
+        cached=machine.caches(int(handle.samples.sizes.sum())),
         tick=_phase(progress, "timing the stages"),
     )
     tick = _phase(progress, "training on one cached batch")
@@ -69,7 +67,20 @@ def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
     load = measure_load(rig, _LOAD_SHARE * request.budget_s, _phase(progress, "loading without training"))
     points, skipped = _sweep(rig, request.workers, deadline, load, compute, progress)
     return Diagnosis(
-        subject=replace(subject, runs_pipeline=load.reports_work, notes=load.notes),
+        subject=Subject(
+            workload=request.workload.key,
+            dataset=handle.name,
+            loader=request.loader.key,
+            workers_key=key,
+            runs_pipeline=load.reports_work,
+            notes=load.notes,
+            accelerator=step.label,
+            emulated=step.emulated,
+            citation=step.citation,
+            batch_size=workload.batch_size,
+            samples=len(handle.samples),
+            bytes=int(handle.samples.sizes.sum()),
+        ),
         machine=machine,
         load_s=load.seconds,
         load_cpu_s=load.cpu_s,
@@ -126,24 +137,6 @@ def _further(points: Sequence[SweepPoint], cores: int) -> list[int]:
     if last.utilisation >= FED or before >= NEAR_BEST * last.utilisation or 2 * last.workers > 2 * cores:
         return []
     return [2 * last.workers]
-
-
-def _make_subject(request: DiagnosisRequest, rig: Rig, dataset: str) -> Subject:
-    step = rig.step
-    return Subject(
-        workload=request.workload.key,
-        dataset=dataset,
-        loader=request.loader.key,
-        workers_key=rig.key,
-        runs_pipeline=True,
-        notes=(),
-        accelerator=step.label,
-        emulated=step.emulated,
-        citation=step.citation,
-        batch_size=rig.workload.batch_size,
-        samples=len(rig.samples),
-        bytes=int(rig.samples.sizes.sum()),
-    )
 
 
 def _add_hand_over(report: StageReport, load: LoadTime) -> tuple[Stage, ...]:

@@ -1,11 +1,13 @@
-"""Loading without training, and training with one number of workers after another."""
+"""Loading without training, training with one number of workers after another, and the use of the machine meanwhile."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -15,8 +17,8 @@ import pyarrow as pa
 from harness.config.specs import LoaderSpec
 from harness.config.targets import instantiate, takes
 from harness.diagnose.diagnosis import SweepPoint
-from harness.diagnose.resources import UsageMeter
 from harness.errors import ConfigError
+from harness.system.procfs import cpu_s, family, host_cpu_s
 from harness.workloads import Step, Workload
 from harness.workloads.overlap import simulate
 from loaders.base import Batch, Loader, Samples
@@ -53,6 +55,51 @@ class LoadTime:
     reports_work: bool
     """Whether the engine reports the time of each sample, as those do that run the pipeline."""
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of the machine since a meter was made."""
+
+    busy_cores: float
+    """Processors that our processes kept busy, on average."""
+    host_busy: float
+    """Share of all the host's processors that anything kept busy, 0 to 1."""
+    disk_busy: float | None
+    """Share of the time in which the disk had a request, 0 to 1; None where there is no disk."""
+
+
+class UsageMeter:
+    """Counts from when it is made: the processors, and the disk that holds the files under `root`."""
+
+    def __init__(self, root: Path) -> None:
+        """Read the counters for the first time."""
+        self._root = root
+        self._before = self._read()
+
+    def measure(self) -> Usage:
+        """Return the use since the meter was made."""
+        pairs = zip(self._before, self._read(), strict=True)
+        span, ours, busy, total, disk_s = (None if None in pair else pair[1] - pair[0] for pair in pairs)  # type: ignore[operator]
+        assert span and ours is not None and busy is not None
+        return Usage(
+            busy_cores=ours / span,
+            host_busy=min(1.0, max(0.0, busy / total)) if total else 0.0,
+            disk_busy=None if disk_s is None else min(1.0, disk_s / span),
+        )
+
+    def _read(self) -> tuple[float | None, ...]:
+        """Return seconds: now, of our processors, of all busy processors, of all processors, of the disk."""
+        return time.monotonic(), cpu_s(family(os.getpid())), *host_cpu_s(), self._read_disk_s()
+
+    def _read_disk_s(self) -> float | None:
+        """Return the seconds in which the disk had a request; None of a remote mount, or a file system in memory."""
+        device = self._root.stat().st_dev
+        try:
+            fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
+            return int(fields[9]) / 1e3  # Documentation/block/stat.rst: io_ticks
+        except (OSError, IndexError, ValueError):
+            return None
 
 
 @dataclass(frozen=True, slots=True)

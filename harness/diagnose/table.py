@@ -7,9 +7,8 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from harness.diagnose.advice import format_ms
 from harness.diagnose.diagnosis import Diagnosis
-from harness.diagnose.verdict import FED, Verdict
+from harness.diagnose.verdict import FED, Verdict, format_ms
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
 from joulefeed.table import Table, TableCell, TableColumn, print_table
 

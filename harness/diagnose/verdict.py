@@ -1,16 +1,19 @@
-"""What a diagnosis means: the knee, what limits the accelerator, the bottleneck stage, and what to change; pure."""
+"""What a diagnosis means: the knee, what limits the accelerator, the bottleneck stage, and what to change; pure.
+
+The remedies by stage are from the textbook's sections 1, 3 and 5, in the words of this project's keys.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from harness.diagnose.advice import format_ms, suggest_changes
 from harness.diagnose.diagnosis import Diagnosis, Stage, SweepPoint
 from harness.report.claims.bound import find_knee
-from harness.report.labels import percent, significant, spell
+from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 
 FED: Final = 0.90
@@ -21,6 +24,10 @@ OTHERS: Final = 0.2
 """Share of the host's processors that other programs may keep busy. With more, a diagnosis has to be made again."""
 
 _AGAIN: Final = "Nothing before a diagnosis without the other programs: it may find that nothing is wrong here."
+
+_NATIVE: Final = ("dali", "spdl", "streaming")
+"""Loaders that leave Python for native code or threads."""
+_TO_NATIVE: Final = "loader=dali or loader=spdl: samples are decoded and transformed by native code or in threads."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ def judge(diagnosis: Diagnosis) -> Verdict:
         stage=stage,
         headline=_find_headline(diagnosis, found, percent(best), limit, stage) + _describe_crowd(diagnosis),
         evidence=tuple(_list_evidence(diagnosis, found, expected, limit, stage)),
-        changes=(_AGAIN,) if limit == "others" else suggest_changes(diagnosis, found, limit, stage),
+        changes=(_AGAIN,) if limit == "others" else _suggest_changes(diagnosis, found, limit, stage),
     )
 
 
@@ -151,7 +158,7 @@ def _describe_slowest(diagnosis: Diagnosis, stage: Stage) -> str:
     total = sum(one.batch_s for one in diagnosis.stages)
     text = f"{_capital(stage.name)} takes {percent(stage.batch_s / total)} of preparing a batch"
     text += f" ({format_ms(stage.batch_s)} of {format_ms(total)})"
-    if not diagnosis.machine.caches(diagnosis.subject):
+    if not diagnosis.machine.caches(diagnosis.subject.bytes):
         text += ", from storage, for memory cannot hold the files"
     if not diagnosis.subject.runs_pipeline:
         text += f" in Python; operators of {spell(diagnosis.subject.loader)} can be timed only together"
@@ -170,3 +177,81 @@ def _describe_use(diagnosis: Diagnosis, flat: Sequence[SweepPoint]) -> str:
 
 def _count(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _suggest_changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -> tuple[str, ...]:
+    """Return what to change, the most promising first."""
+    key = f"loader.{diagnosis.subject.workers_key}"
+    cheaper = _list_cheaper(diagnosis, stage)
+    match limit:
+        case "accelerator":
+            enough = f"Nothing: {key}=1 is enough, and" if knee == 1 else f"{key}={knee}:"
+            fewer = [f"To need fewer workers: {text}" for text in cheaper[:1]] if knee > 1 else []
+            return (f"{enough} more workers only deepen the buffer.", *fewer)
+        case "cores":
+            return (*cheaper, _count_cores(diagnosis), f"{key}={knee}: with more, workers only share the same cores.")
+        case "step":
+            return (f"{key}={knee}, or fewer: every worker takes processor time from the step.", *cheaper)
+        case "storage":
+            return (*_list_for_reads(diagnosis), f"{key}={knee}: with more, workers only share the same storage.")
+        case "workers":
+            many = max(knee * 2, math.ceil(diagnosis.load_s / diagnosis.compute_s))
+            return (f"{key}={many}, or 'diagnose.workers=[{knee},{many}]' to see.", *cheaper)
+        case _:
+            return (
+                "Find what the workers wait for (`py-spy dump` on one of them shows it): a lock, a service, memory.",
+                f"{key}={knee}: with more, workers only wait side by side.",
+            )
+
+
+def _count_cores(diagnosis: Diagnosis) -> str:
+    """Return how many cores would be enough, and how much processor time a batch may take on the cores of here."""
+    cores = diagnosis.machine.cores
+    needed = math.ceil((diagnosis.load_cpu_s + diagnosis.compute_cpu_s) / diagnosis.compute_s)
+    if needed <= cores:
+        return f"These {cores} cores to itself: {needed} would feed it."
+    text = f"{needed} cores would feed it as it is ({cores} are here)"
+    if (spare := cores * diagnosis.compute_s - diagnosis.compute_cpu_s) > 0:
+        takes = format_ms(diagnosis.load_cpu_s)
+        text += f"; on these, a batch may take {format_ms(spare)} of processor time, and takes {takes}"
+    return f"{text}."
+
+
+def _list_cheaper(diagnosis: Diagnosis, stage: Stage) -> list[str]:
+    """Return how the slowest stage is made cheaper."""
+    loader = diagnosis.subject.loader
+    native = [] if loader in _NATIVE else [_TO_NATIVE]
+    match stage.kind:
+        case "read":
+            return _list_for_reads(diagnosis)
+        case "decode":
+            return [*native, "Store samples at the size that is trained on, so that there is less to decode."]
+        case "augment":
+            where = "after a crop and not before it, on fewer samples, or on the accelerator"
+            return [*native, f"Make {stage.name} cheaper: {where}."]
+        case "collate":
+            return ["A cheaper layout of batches: samples of like length pad less, and bytes are smaller than floats."]
+        case "transfer":
+            stream = "loader=spdl: a batch is copied on a stream of its own while the step before it computes."
+            fewer = (
+                "Move fewer bytes: whole numbers of 8 bits, made floats on the accelerator, are a quarter of floats."
+            )
+            return [fewer] if loader == "spdl" else [stream, fewer]
+        case _:
+            threads = "loader=spdl: threads hand batches over without copying them from process to process."
+            return [*([threads] if loader == "pytorch" else []), "Larger batches, so that fewer are handed over."]
+
+
+def _list_for_reads(diagnosis: Diagnosis) -> list[str]:
+    subject, machine = diagnosis.subject, diagnosis.machine
+    text = "Read large sequential pieces in the place of single files: python -m loaders.streaming convert, then its "
+    found = [f"{text}daemon (docs/streaming.md)."]
+    if not machine.caches(subject.bytes):
+        files, free = megabytes(subject.bytes), megabytes(machine.free_bytes)
+        found.append(f"More memory, or a faster disk: {files} of files do not stay in {free} of free memory.")
+    return found
+
+
+def format_ms(seconds: float | None) -> str:
+    """Write a duration given in s in ms."""
+    return UNKNOWN if seconds is None else f"{significant(seconds * 1e3)} ms"
