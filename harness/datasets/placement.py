@@ -6,7 +6,6 @@ stores a shard stores the files of its samples too, as in EMLIO's sharded scenar
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +27,7 @@ from loaders.base import Samples
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
 from loaders.records.shards.tfrecord import count_intact
+from loaders.shared.daemon.programs import link_file
 
 Role = Literal["compute", "storage"]
 SPLIT: Final = ("half", "sharded")
@@ -176,10 +176,7 @@ def _folders(
 
 def _link(shard: Path, folder: Path) -> Path:
     for file in (shard, index_path(shard)):
-        try:
-            os.link(file, folder / file.name)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(file, folder / file.name)
+        link_file(str(file), str(folder / file.name))
     return folder / shard.name
 
 

@@ -1,10 +1,16 @@
-"""Draws, patches of textures, and JPEG files of a wanted size: what generators share."""
+"""Patches of textures, JPEG files of a wanted size, and the pictures of ImageNet's sizes that are made of them."""
+
+from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from harness.datasets.generate import normal_deviates, quantiles
+from harness.datasets.imagenet_like import ImagenetLike
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, patch, tinted
+
+RECIPE = ImagenetLike("images")
 
 
 @pytest.mark.parametrize("light", [MAX_LIGHT, -MAX_LIGHT, 0])
@@ -33,17 +39,57 @@ def test_files_have_the_wanted_size_from_few_bits_to_many(texture, bits_per_pixe
     assert len(encode_to_size(part, wanted)) == pytest.approx(wanted, rel=0.07)
 
 
-@pytest.mark.parametrize("count", [1, 7, 1000])
-def test_there_is_one_draw_in_each_equal_part_and_their_order_is_random(count):
-    drawn = quantiles(np.random.default_rng(5), count)
-    assert np.sort((drawn * count).astype(int)).tolist() == list(range(count))
-    assert count == 1 or (np.diff(drawn) < 0).any()
-    assert quantiles(np.random.default_rng(5), count).tolist() == drawn.tolist()
+def decoded(data):
+    return Image.open(BytesIO(data))
 
 
-@pytest.mark.parametrize("count", [50, 5000])
-def test_normal_deviates_have_no_mean_and_a_deviation_of_one(count):
-    drawn = normal_deviates(np.random.default_rng(1), count)
-    assert drawn.mean() == pytest.approx(0, abs=0.02)
-    assert drawn.std() == pytest.approx(1, abs=0.03)
-    assert np.isfinite(drawn).all()
+@pytest.mark.parametrize("samples", [50, 500, 5000])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_wanted_sizes_are_log_normal_with_the_mean_asked_for(samples, seed):
+    logs = np.log(replace(RECIPE, samples=samples, seed=seed).sizes)
+    assert np.exp(logs).mean() == pytest.approx(115_000, rel=0.03)
+    assert logs.std() == pytest.approx(0.5, rel=0.1)
+    standard = (logs - logs.mean()) / logs.std()
+    assert abs((standard**3).mean()) < 0.5
+
+
+def test_encoded_sizes_are_near_the_wanted_ones_from_the_smallest_to_the_largest():
+    order = np.argsort(RECIPE.sizes)
+    for sample_id in order[[0, 10, 100, 250, 400, 490, 499]]:
+        assert len(RECIPE.image(int(sample_id))) == pytest.approx(int(RECIPE.sizes[sample_id]), rel=0.1)
+
+
+def test_pictures_are_rgb_jpegs_of_about_imagenets_dimensions():
+    dimensions = []
+    for sample_id in range(0, 500, 50):
+        picture = decoded(RECIPE.image(sample_id))
+        assert (picture.format, picture.mode) == ("JPEG", "RGB")
+        dimensions.append(picture.size)
+    areas = [width * height for width, height in dimensions]
+    assert np.median(areas) == pytest.approx(500 * 375, rel=0.3)
+    assert len(set(dimensions)) > 5
+
+
+def test_paths_stand_in_the_order_of_ids_and_classes_are_even():
+    paths = replace(RECIPE, samples=1200, classes=7).paths()
+    assert list(paths) == sorted(paths)
+    counts = np.bincount(replace(RECIPE, samples=1200, classes=7).labels())
+    assert counts.max() - counts.min() <= 1
+
+
+def test_pictures_take_as_many_coefficients_and_as_fine_a_quantiser_as_photographs():
+    # What a decoder's time depends on beside pixels and bytes. Measured of the pictures painted as scenes of occluding,
+    # lit surfaces (Lee, Mumford and Huang, 2001): a mean step of 10 and 72 % of the coefficients.
+    steps, coefficients = [], []
+    cosines = np.cos(np.pi * np.outer(np.arange(8), 2 * np.arange(8) + 1) / 16) / 2
+    cosines[0] /= np.sqrt(2)
+    for sample_id in range(0, 500, 25):
+        picture = decoded(RECIPE.image(sample_id))
+        table = np.array(picture.quantization[0]).reshape(8, 8)
+        luma = np.asarray(picture.convert("YCbCr"), float)[:256, :256, 0] - 128
+        height, width = (edge // 8 for edge in luma.shape)
+        blocks = luma[: 8 * height, : 8 * width].reshape(height, 8, width, 8).transpose(0, 2, 1, 3)
+        coefficients.append((np.rint(cosines @ blocks @ cosines.T / table) != 0).mean())
+        steps.append(table.mean())
+    assert np.mean(steps) == pytest.approx(10, rel=0.3)
+    assert np.mean(coefficients) == pytest.approx(0.72, rel=0.1)

@@ -51,23 +51,17 @@ def test_every_sample_lies_on_one_node_and_halves_are_about_equal(handle, shards
 
 
 def test_the_same_dataset_is_cut_at_the_same_place_and_no_shard_name_is_on_both_nodes(handle, shards, tmp_path):
+    before = sorted((p.name, p.stat().st_size) for p in shards.iterdir())
     first = place("half", handle, shards, tmp_path / "cache", quiet)
     made = {role: (folder / "manifest.json").stat().st_mtime_ns for role, folder in first.shards.items()}
     again = place("half", handle, shards, tmp_path / "cache", quiet)
     assert again.shards == first.shards
     assert (again.on_compute == first.on_compute).all()
     assert made == {role: (folder / "manifest.json").stat().st_mtime_ns for role, folder in again.shards.items()}
-    names = [shard.path.name for folder in first.shards.values() for shard in ShardSet.open(folder).shards]
-    assert len(names) == len(set(names))
-
-
-def test_the_halves_share_the_bytes_of_the_whole_and_leave_it_as_it_was(handle, shards, tmp_path):
-    before = sorted((p.name, p.stat().st_size) for p in shards.iterdir())
-    placed = place("half", handle, shards, tmp_path / "cache", quiet)
-    for folder in placed.shards.values():
-        for shard in ShardSet.open(folder).shards:
-            assert shard.path.samefile(shards / shard.path.name)
-            assert not shard.path.is_symlink()
+    paths = [shard.path for folder in first.shards.values() for shard in ShardSet.open(folder).shards]
+    assert len(paths) == len({path.name for path in paths})
+    # The halves share the bytes of the whole, and leave it as it was.
+    assert all(path.samefile(shards / path.name) and not path.is_symlink() for path in paths)
     assert sorted((p.name, p.stat().st_size) for p in shards.iterdir()) == before
 
 

@@ -1,8 +1,11 @@
 import os
 import stat
+import threading
+import time
 
 import pytest
 
+from harness.datasets.scan import in_threads
 from harness.datasets.tree import ImageTree
 from harness.errors import ConfigError, DatasetError
 
@@ -191,3 +194,28 @@ def test_a_limit_takes_the_same_samples_every_time_and_judges_no_others(tree, tm
 def test_values_that_cannot_be_are_refused_by_their_key(key, value):
     with pytest.raises(ConfigError, match=rf"^dataset\.{key}="):
         ImageTree(**{"name": "tree", "root": "/data", key: value})
+
+
+def test_calls_wait_at_the_same_time():
+    met = threading.Barrier(8, timeout=10)
+    assert len(in_threads(lambda _: met.wait(), range(8))) == 8
+
+
+@pytest.mark.parametrize("where", ["call", "listener"])
+def test_what_is_raised_ends_it_and_calls_that_have_not_begun_are_dropped(where):
+    begun = []
+
+    def call(number):
+        begun.append(number)
+        time.sleep(0.001)
+        if where == "call" and number == 3:
+            raise OSError("gone")
+
+    def listen(done):
+        if where == "listener" and done == 3:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        in_threads(call, range(2_000), listen)
+    assert len(begun) < 1000
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("in-threads")]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.coco.annotations import Annotations
-from harness.datasets.scan import SampleFile, limited
+from harness.datasets.scan import SampleFile, in_threads, limited
 from harness.datasets.tree import RealTree, defect
 from harness.errors import ConfigError, DatasetError
 
@@ -55,13 +55,12 @@ class CocoTree(RealTree):
             (number, image) for number, image in known.images.items() if image.boxes or self.without_boxes == "keep"
         ]
         chosen = limited(sorted(whole, key=lambda one: one[1].file_name), self.limit, self.seed)
-        present = _present(folder, {image.file_name.rpartition("/")[0] for _, image in chosen})
+        found = in_threads(lambda one: _status(folder / one[1].file_name), chosen)
         numbers: dict[str, int] = {}
         files: list[SampleFile] = []
         missing: dict[str, str] = {}
-        for number, image in chosen:
+        for (number, image), status in zip(chosen, found, strict=True):
             path = (folder / image.file_name).relative_to(root).as_posix()
-            status = present.get(image.file_name)
             if status is None:
                 missing[path] = "is named by the annotations and is not there"
             else:
@@ -112,17 +111,14 @@ def _read(file: Path) -> tuple[Any, str]:
         raise DatasetError(f"{file}: is not JSON, or cut short ({error}); get it again") from error
 
 
-def _present(folder: Path, inside: Iterable[str]) -> dict[str, os.stat_result]:
-    """Return the status of every file of these folders, by name relative to `folder`; a listing costs no look-ups."""
-    found: dict[str, os.stat_result] = {}
-    for name in inside:
-        try:
-            with os.scandir(folder / name) as entries:
-                found |= {f"{name}/{e.name}".lstrip("/"): e.stat() for e in entries if e.is_file()}
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise DatasetError(
-                f"dataset.root: {folder / name} cannot be listed ({error.strerror}); give this user leave to read it"
-            ) from error
-    return found
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of a file; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DatasetError(
+            f"dataset.root: {path} cannot be looked up ({error.strerror}); give this user leave to read its folder"
+        ) from error
+    return status if stat.S_ISREG(status.st_mode) else None
