@@ -42,15 +42,6 @@ def _ids(batches: Any) -> list[int]:
     return sorted(_order(batches))
 
 
-def test_every_iteration_is_an_epoch(daemon) -> None:
-    with _dataset(daemon.endpoint) as dataset:
-        orders = [tuple(_order(dataset)) for _ in range(3)]
-        assert len(set(orders)) == 3 and all(sorted(order) == ALL for order in orders)
-        assert dataset.epoch == 3 and len(dataset) == 8
-        dataset.set_epoch(1)
-        assert _ids(dataset) == ALL
-
-
 def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(daemon) -> None:
     def loader(dataset: StreamDataset) -> DataLoader[Any]:
         return DataLoader(dataset, batch_size=None)

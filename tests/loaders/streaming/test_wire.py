@@ -142,19 +142,10 @@ def mutated(count: int, seed: int) -> Iterator[bytes]:
 KINDS = ("hello", "health", "warm", "get", "catalog", "warmed", "batch", "refusal", "report")
 
 
-def rubbish(count: int, seed: int) -> Iterator[bytes]:
-    """Frames of random bytes, every other one begun as a message of ours is."""
-    draw = random.Random(seed)
-    for index in range(count):
-        head = msgpack.packb([VERSION, {"kind": draw.choice(KINDS)}])[:-1] if index % 2 else b""
-        yield head + draw.randbytes(draw.choice((0, 1, 5, 20, 200, 5000)))
-
-
-@pytest.mark.parametrize("frames", [mutated, rubbish])
 @pytest.mark.parametrize("unpack", [unpack_request, lambda frame: unpack_answer([frame])])
-def test_ten_thousand_frames_that_are_wrong_are_messages_or_errors_of_ours(frames, unpack) -> None:
+def test_ten_thousand_frames_that_are_wrong_are_messages_or_errors_of_ours(unpack) -> None:
     refused = 0
-    for frame in frames(10_000, seed=17):
+    for frame in mutated(10_000, seed=17):
         try:
             unpack(frame)
         except WireError:
@@ -229,9 +220,6 @@ def test_a_malformed_request_is_refused(data: bytes) -> None:
 def test_a_malformed_reply_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         unpack_answer([data])
-
-
-def test_an_answer_without_a_frame_is_refused() -> None:
     with pytest.raises(WireError):
         unpack_answer([])
 

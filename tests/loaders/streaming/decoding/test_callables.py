@@ -104,14 +104,9 @@ def test_what_a_callable_does_wrong_is_named_with_the_sample(daemon, transform: 
         list(_batches(daemon.endpoint, transform))
 
 
-def test_what_is_no_transform_is_refused(daemon) -> None:
+def test_what_is_no_transform_or_cannot_be_sent_to_a_process_is_refused(daemon) -> None:
     with pytest.raises(LoaderConfigError, match="transform=7"):
         next(_batches(daemon.endpoint, 7))
-    with pytest.raises(LoaderConfigError, match="decode=dali"):
-        next(_batches(daemon.endpoint, thumbnail, decode="dali"))
-
-
-def test_what_cannot_be_sent_to_a_process_is_named(daemon) -> None:
     with pytest.raises(LoaderConfigError, match=r"decode=torch-process: .*decode=torch"):
         next(_batches(daemon.endpoint, lambda image: image, decode="torch-process"))
 

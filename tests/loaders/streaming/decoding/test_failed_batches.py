@@ -121,13 +121,6 @@ def test_every_rank_yields_as_many_batches_as_planned(
 
 
 @pytest.mark.process
-def test_one_rank_leaves_a_failed_batch_out(daemon: Any) -> None:
-    with _loader(daemon.endpoint, batch_size=1) as loader:
-        ids = [i for batch in loader.epoch(0) for i in batch.ids.tolist()]
-    assert sorted(ids) == sorted(set(range(COUNT)) - set(BROKEN))
-
-
-@pytest.mark.process
 def test_a_resumed_rank_takes_the_steps_that_were_left(daemon: Any) -> None:
     share = {"rank": 0, "world_size": 2, "remainder": "drop", "batch_size": 1, "order": "strict"}
     with _loader(daemon.endpoint, **share) as loader:

@@ -3,17 +3,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from loaders.base import Samples
-from loaders.errors import SampleError, WorkerError
+from loaders.errors import WorkerError
 from loaders.pipeline.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 
@@ -118,15 +116,3 @@ def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Sig
         process.kill()
         process.stdout.close()
     assert _gone(workers)
-
-
-def test_a_sample_that_cannot_be_decoded_is_named(
-    start_daemon: Callable[..., Any], make_shards: Callable[..., Path], tmp_path: Path
-) -> None:
-    noise = start_daemon(make_shards(tmp_path, shards=1, records=9, size=1000))
-    with _loader(noise.endpoint, batch_size=3) as loader:
-        for _ in range(2):
-            began = time.monotonic()
-            with pytest.raises(SampleError, match=r"sample \d \("):
-                list(loader.epoch(0))
-            assert time.monotonic() - began < 30
