@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -45,33 +45,6 @@ def npy_file(example: ExampleView, name: str, elements: memoryview) -> memoryvie
     except (TypeError, ValueError) as error:
         raise ShardError(f"tf.train.Example: {name}/shape {shape} or {name}/dtype {dtype} is none: {error}") from error
     return memoryview(head.getvalue() + elements)
-
-
-class Record(NamedTuple):
-    """A whole TFRecord record."""
-
-    content: memoryview
-    file: int
-    """Where its sample's file begins in it."""
-
-
-def find_records(raw: RawBatch) -> list[Record]:
-    """Return every sample's whole record, by the lengths that the records state; nothing is copied.
-
-    Raises WireError where a sample's file lies outside of its record.
-    """
-    found: list[Record] = []
-    at, current = 0, -1
-    for number, offset, size in zip(raw.frame_of.tolist(), raw.offsets.tolist(), raw.sizes.tolist(), strict=True):
-        if number != current:
-            at, current = 0, number
-        frame = raw.frames[number]
-        end = at + HEADER_BYTES + int.from_bytes(frame[at : at + 8], "little") + FOOTER_BYTES
-        if not (at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)):
-            raise WireError(f"batch {raw.batch} of epoch {raw.epoch}: the daemon sent a file outside of its record")
-        found.append(Record(frame[at:end], offset - at))
-        at = end
-    return found
 
 
 PATHS: Final = ("image/path", "image/filename", "volume/path", "audio/path", "path")
@@ -119,7 +92,7 @@ class ReceivedSample:
         """Bytes of all files of the sample."""
         try:
             example, columns = self._read(), self.columns
-            files = [span for name in columns for span in _spans(example, _feature_of(example, name))]
+            files = [span for name in columns for span in example.spans(_feature_of(example, name))]
         except (UndecodableError, ShardError):
             return len(self.payload)
         return len(self.payload) + sum(size for _, size in files)
@@ -140,7 +113,7 @@ class ReceivedSample:
         """Return the further file that a column names; raises UndecodableError where it is missing."""
         example = self._read()
         name = _feature_of(example, column)
-        spans = self._attempt(lambda: _spans(example, name))
+        spans = self._attempt(lambda: example.spans(name))
         if len(spans) != 1:
             raise UndecodableError(f"its record holds no file for the column {column}; convert the data again")
         ((at, size),) = spans
@@ -169,10 +142,6 @@ def _feature_of(example: ExampleView, column: str) -> str:
     """Return the name of the feature with the file that a column names."""
     bare = column == LABELS and is_bare(example, "mask")
     return _MASK if bare else name_file_feature(column)
-
-
-def _spans(example: ExampleView, name: str) -> list[tuple[int, int]]:
-    return example.spans(name) if name in example else []
 
 
 class _RowValues(Generic[_Value]):
@@ -234,6 +203,20 @@ class _Columns(Mapping[str, "_RowValues[pa.Scalar]"]):
 
 
 def read_rows(raw: RawBatch) -> list[ReceivedSample]:
-    """Return the samples of a batch, in its order."""
-    samples = zip(find_records(raw), raw.labels.tolist(), raw.sizes.tolist(), strict=True)
-    return [ReceivedSample(record.content, label, record.file, size) for record, label, size in samples]
+    """Return the samples of a batch, in its order, by the lengths that their records state; nothing is copied.
+
+    Raises WireError where a sample's file lies outside of its record.
+    """
+    found: list[ReceivedSample] = []
+    at, current = 0, -1
+    columns = (raw.frame_of, raw.offsets, raw.sizes, raw.labels)
+    for number, offset, size, label in zip(*(column.tolist() for column in columns), strict=True):
+        if number != current:
+            at, current = 0, number
+        frame = raw.frames[number]
+        end = at + HEADER_BYTES + int.from_bytes(frame[at : at + 8], "little") + FOOTER_BYTES
+        if not (at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)):
+            raise WireError(f"batch {raw.batch} of epoch {raw.epoch}: the daemon sent a file outside of its record")
+        found.append(ReceivedSample(frame[at:end], label, offset - at, size))
+        at = end
+    return found

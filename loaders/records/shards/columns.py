@@ -121,7 +121,7 @@ class ReadColumns(Mapping[str, pa.Array]):
         self._example = example
         self._types: dict[str, str] = {}
         if _LISTED not in example:
-            self._types = {name: _FEATURE for name in example.names if example.spans(name) != [payload]}
+            self._types = {name: _FEATURE for name in example if example.spans(name) != [payload]}
             return
         for entry in example[_LISTED]:
             name, _, kind = entry.decode(errors="replace").rpartition(" ") if isinstance(entry, bytes) else ("", "", "")

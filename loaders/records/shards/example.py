@@ -176,8 +176,8 @@ def _feature(data: memoryview) -> Feature:
     return feature
 
 
-class ExampleView:
-    """A serialised Example whose features are decoded when they are asked for."""
+class ExampleView(Mapping[str, Feature]):
+    """The features of a serialised Example by name, in its order; each is decoded when it is asked for."""
 
     def __init__(self, payload: _Bytes) -> None:
         """Find the features by name; raises ShardError when the message is malformed."""
@@ -192,12 +192,13 @@ class ExampleView:
                         found = part, content_at + entry_at + part_at
                 self._features[name] = found
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The features' names in the message's order."""
-        return tuple(self._features)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
 
-    def __contains__(self, name: str) -> bool:
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __contains__(self, name: object) -> bool:
         return name in self._features
 
     def __getitem__(self, name: str) -> Feature:
@@ -205,21 +206,12 @@ class ExampleView:
         return _feature(self._features[name][0])
 
     def spans(self, name: str) -> list[tuple[int, int]]:
-        """Return offset in the message and size of every bytes value of a feature; none if it has other values."""
-        data, at = self._features[name]
+        """Return offset in the message and size of every bytes value of a feature; none if it has no such values."""
+        data, at = self._features.get(name, (memoryview(b""), 0))
         found: list[tuple[int, int]] = []
         for values, values_at in _messages(data, _BYTES_LIST):
             found.extend((at + values_at + value_at, len(value)) for value, value_at in _messages(values, 1))
         return found
-
-
-def decode_example(payload: _Bytes) -> Mapping[str, Feature]:
-    """Return the features of a serialised Example by name.
-
-    Raises ShardError when the message is malformed.
-    """
-    view = ExampleView(payload)
-    return {name: view[name] for name in view.names}
 
 
 def _text(data: memoryview) -> str:

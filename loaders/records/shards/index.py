@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -38,8 +38,6 @@ where the records are.
 MANIFEST = "manifest.json"
 Records: TypeAlias = npt.NDArray[np.void]
 """A table of records, dtype RECORD, shape (records,)."""
-Manifest: TypeAlias = dict[str, Any]
-"""The JSON object of a manifest."""
 _FORMAT = 1
 _READERS = 16
 """Threads that wait for the disk."""
@@ -84,14 +82,10 @@ class ShardSet:
 
         Raises ShardError naming the file that is missing or does not fit.
         """
-        key, paths = _listed(root)
+        manifest, paths = read_manifest(root)
         with ThreadPoolExecutor(_READERS) as threads:
             shards = tuple(threads.map(load_index, paths))
-        return cls(root, key, shards, load_manifest(root).get("seed") is not None)
-
-    def sorted_by_name(self) -> ShardSet:
-        """Return the same dataset with its shards in the order of their names."""
-        return replace(self, shards=tuple(sorted(self.shards, key=lambda shard: shard.path.name)))
+        return cls(root, str(manifest["key"]), shards, manifest.get("seed") is not None)
 
 
 def index_path(shard: Path) -> Path:
@@ -209,8 +203,11 @@ def _check_content(shard: Shard) -> None:
         )
 
 
-def load_manifest(root: Path) -> Manifest:
-    """Return what the manifest of a shard folder says; raises ShardError naming what is wrong with it."""
+def read_manifest(root: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Return what the manifest of a shard folder says, and the shards that it lists.
+
+    Raises ShardError naming what is wrong with it.
+    """
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
@@ -223,27 +220,16 @@ def load_manifest(root: Path) -> Manifest:
         raise ShardError(f"{path} is not JSON ({error}); convert the data again") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ShardError(f"{path}: expected format {_FORMAT}; convert the data again")
-    return manifest
-
-
-def list_shards(root: Path) -> list[Path]:
-    """Return the shards that the manifest of a folder lists; raises ShardError naming what is wrong with it."""
-    return _listed(root)[1]
-
-
-def _listed(root: Path) -> tuple[str, list[Path]]:
-    """Return the key and the shards of a manifest."""
-    manifest = load_manifest(root)
     try:
-        key, names = str(manifest["key"]), [str(entry["name"]) for entry in manifest["shards"]]
+        _, names = manifest["key"], [str(entry["name"]) for entry in manifest["shards"]]
     except (KeyError, TypeError) as error:
-        raise ShardError(f"{root / MANIFEST}: expected `key` and `shards`; convert the data again") from error
+        raise ShardError(f"{path}: expected `key` and `shards`; convert the data again") from error
     if not names or len(set(names)) != len(names):
-        raise ShardError(f"{root / MANIFEST}: no shards, or one of them twice; convert the data again")
+        raise ShardError(f"{path}: no shards, or one of them twice; convert the data again")
     for name in names:
         if (root / name).parent != root or name in ("", ".", ".."):
-            raise ShardError(f"{root / MANIFEST}: shard {name!r} is not a file name in the folder")
-    return key, [root / name for name in names]
+            raise ShardError(f"{path}: shard {name!r} is not a file name in the folder")
+    return manifest, [root / name for name in names]
 
 
 def _fits(records: Records, nbytes: int) -> bool:

@@ -169,11 +169,11 @@ def _derive(shard: Path, features: Features) -> _Derived:
 def _find_payload(example: ExampleView, name: str | None) -> tuple[str, tuple[int, int]]:
     """Return name, and offset and size, of an Example's payload; raises ShardError."""
     if name is None:
-        with_bytes = [feature for feature in example.names if example.spans(feature)]
+        with_bytes = [feature for feature in example if example.spans(feature)]
         name = next((known for known in PAYLOADS if known in with_bytes), None)
         if name is None and len(with_bytes) == 1:
             name = with_bytes[0]
-    spans = example.spans(name) if name is not None and name in example else []
+    spans = example.spans(name) if name is not None else []
     if name is None or len(spans) != 1:
         wrong = "which feature is the payload?" if name is None else f"feature {name!r} is not one value of bytes"
         raise ShardError(f"{wrong} {_list_features(example)}; choose with --payload-feature")
@@ -186,10 +186,10 @@ def _find_number(example: ExampleView, what: str, name: str | None, usual: Seque
     Raises ShardError where it is something else: another number in its place would change the data.
     """
     if name is None:
-        name = next((one for one in usual if one in example and example[one]), "")  # noqa: RUF019 -- no mapping
+        name = next((one for one in usual if example.get(one)), "")
     if not name:
         return None, -1
-    values = example[name] if name in example else []  # noqa: SIM401 -- it is no mapping
+    values = example.get(name, [])
     if len(values) == 1 and isinstance(values[0], int):
         return name, values[0]
     instead = "-1 for all samples" if what == "label" else "numbers in the order of the records"
@@ -215,5 +215,5 @@ def _describe(name: str | None) -> str:
 
 
 def _list_features(example: ExampleView) -> str:
-    names = [repr(name)[1:-1] for name in example.names[:_SHOWN]] + ["…"] * (len(example.names) > _SHOWN)
+    names = [repr(name)[1:-1] for name in list(example)[:_SHOWN]] + ["…"] * (len(example) > _SHOWN)
     return f"the record has {', '.join(names) or 'no features'}"

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from joulefeed.closing import Closing
 from loaders.errors import ShardError, WireError
 from loaders.records.planner import Slice
-from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
+from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, read_manifest
 from loaders.records.shards.tfrecord import count_intact
 from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Get, ServedShard, ShardCatalog
 
@@ -280,12 +281,12 @@ class ShardStore(Closing):
 
 def _open_folder(root: Path) -> ShardSet:
     real = root.resolve()
-    for path in (root / MANIFEST, *(each for shard in list_shards(root) for each in (shard, index_path(shard)))):
+    for path in (root / MANIFEST, *(each for shard in read_manifest(root)[1] for each in (shard, index_path(shard)))):
         if path.resolve().parent != real:
             raise ShardError(f"{path} leads out of the shard folder, to {path.resolve()}: it is not served")
-    opened = ShardSet.open(root).sorted_by_name()
+    opened = ShardSet.open(root)
     check_content(opened.shards)
-    return opened
+    return replace(opened, shards=tuple(sorted(opened.shards, key=lambda shard: shard.path.name)))
 
 
 def _map(path: Path, nbytes: int) -> memoryview:

@@ -11,7 +11,7 @@ import pytest
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, ShardError
 from loaders.records.shards.convert import convert
-from loaders.records.shards.example import decode_example
+from loaders.records.shards.example import ExampleView
 from loaders.records.shards.index import RECORD, ShardSet, index_path
 from loaders.records.shards.tfrecord import check_record, read_records
 
@@ -30,7 +30,7 @@ def test_every_sample_is_in_the_shards_once_with_its_bytes(samples: Samples, sha
             record = whole[row["offset"] : row["offset"] + row["size"]]
             assert check_record(record, "here") == payload
             image = record[row["image"] : row["image"] + row["image_size"]]
-            example = decode_example(payload)
+            example = ExampleView(payload)
             assert image == example["image/encoded"][0] == samples.path(int(row["id"])).read_bytes()
             assert example["id"] == [row["id"]]
             assert example["image/class/label"] == [row["label"]] == [samples.labels[row["id"]]]

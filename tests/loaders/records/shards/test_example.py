@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.errors import ShardError
-from loaders.records.shards.example import ExampleView, Feature, decode_example, encode_example, encode_head
+from loaders.records.shards.example import ExampleView, Feature, encode_example, encode_head
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FLOAT32 = st.floats(width=32, allow_nan=False)
@@ -20,7 +20,7 @@ _FEATURES = st.dictionaries(
 @settings(deadline=None)
 @given(_FEATURES)
 def test_an_example_holds_what_was_put_in(features: dict[str, Feature]) -> None:
-    assert decode_example(encode_example(features)) == features
+    assert dict(ExampleView(encode_example(features))) == features
 
 
 @settings(deadline=None)
@@ -50,7 +50,7 @@ def test_packed_and_plain_lists_are_read() -> None:
     backward = bytes.fromhex("1207 0a05 0a03 616263 0a0165".replace(" ", ""))  # e: bytes [abc], value before name
     entries = b"".join(b"\x0a" + bytes([len(part)]) + part for part in (entry, plain, floats, single, backward))
     message = b"\x0a" + bytes([len(entries)]) + entries
-    assert decode_example(message) == {"a": [10, 20], "b": [10, 20], "c": [1.0], "d": [1.0], "e": [b"abc"]}
+    assert dict(ExampleView(message)) == {"a": [10, 20], "b": [10, 20], "c": [1.0], "d": [1.0], "e": [b"abc"]}
     ((at, size),) = ExampleView(message).spans("e")
     assert message[at : at + size] == b"abc"
 
@@ -60,7 +60,7 @@ def test_packed_and_plain_lists_are_read() -> None:
 def test_a_malformed_example_is_an_error_of_ours(payload: bytes) -> None:
     with suppress(ShardError):
         example = ExampleView(payload)
-        for name in example.names:
+        for name in example:
             with suppress(ShardError):
                 assert all(at >= 0 and at + size <= len(payload) for at, size in example.spans(name))
             with suppress(ShardError):
@@ -74,7 +74,7 @@ def test_a_damaged_example_is_read_or_is_an_error_of_ours(features: dict[str, Fe
     for _ in range(data.draw(st.integers(1, 4))):
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = decode_example(message)
+        found = dict(ExampleView(message))
     except ShardError:
         return
     assert all(isinstance(name, str) for name in found)

@@ -10,7 +10,7 @@ import pytest
 
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.records.shards.convert import convert, hash_files, image_tree
-from loaders.records.shards.example import decode_example
+from loaders.records.shards.example import ExampleView
 from loaders.records.shards.index import ShardSet
 from loaders.records.shards.tfrecord import read_records
 from loaders.streaming.__main__ import main
@@ -30,7 +30,7 @@ def test_labels_are_the_positions_of_the_class_folders(tmp_path: Path) -> None:
     assert samples.labels.tolist() == [0, 1, 2] and samples.sizes.tolist() == [3, 3, 5]
     convert(samples, tmp_path / "out", key="a")
     (shard,) = ShardSet.open(tmp_path / "out").shards
-    for example in map(decode_example, read_records(shard.path)):
+    for example in map(ExampleView, read_records(shard.path)):
         (sample_id,) = example["id"]
         path = samples.paths[int(sample_id)]
         assert example["image/class/label"] == [sample_id] and example["image/path"] == [path.encode()]
@@ -52,7 +52,7 @@ def test_names_that_are_no_text_are_kept(tmp_path: Path) -> None:
     samples = image_tree(_write(tmp_path / "tree", {"a/" + os.fsdecode(b"caf\xe9.jpg"): b"x"}))
     (shard,) = ShardSet.open(convert(samples, tmp_path / "out", key=hash_files(samples))).shards
     (payload,) = read_records(shard.path)
-    assert decode_example(payload)["image/path"] == [b"a/caf\xe9.jpg"]
+    assert ExampleView(payload)["image/path"] == [b"a/caf\xe9.jpg"]
 
 
 @pytest.mark.parametrize(
