@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
-    from loaders.streaming.options import DaemonOptions
     from loaders.streaming.receiver.remote_daemon import health
+    from loaders.streaming.settings import DaemonOptions
     from loaders.streaming.timestamps import TimestampLogger
     from loaders.streaming.torch_data import StreamDataset
 
@@ -32,7 +32,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "Daemon": "streaming.daemon.daemon",
-        "DaemonOptions": "streaming.options",
+        "DaemonOptions": "streaming.settings",
         "RawBatch": "records.raw_batch",
         "StreamDataset": "streaming.torch_data",
         "StreamingLoader": "streaming.loader",

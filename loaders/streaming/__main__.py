@@ -15,7 +15,7 @@ from loaders.records.shards.commands import Commands, add_commands
 from loaders.shared.daemon.command import DaemonCommand, say_ready
 from loaders.shared.daemon.flags import resolve_address
 from loaders.streaming.daemon.counters import log
-from loaders.streaming.options import LISTEN, DaemonOptions
+from loaders.streaming.settings import LISTEN, DaemonOptions
 
 if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the commands that need them
     from loaders.streaming.daemon.daemon import Daemon

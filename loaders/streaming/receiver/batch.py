@@ -31,12 +31,6 @@ def _join(pieces: Sequence[RawBatch]) -> RawBatch:
     return RawBatch(pieces[0].epoch, pieces[0].batch, frames=frames, pieces=numbers, **columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _ArrivedPart:
-    header: BatchHeader
-    frames: list[memoryview]
-
-
 @dataclass(slots=True)
 class BatchAssembler:
     """Joins a batch from parts, some of which have arrived."""
@@ -44,7 +38,7 @@ class BatchAssembler:
     plan: BatchPlan
     parts: tuple[Sequence[int], ...]
     """The slices of each part, by their places in the plan, in ascending order."""
-    _come: dict[int, _ArrivedPart] = field(default_factory=dict)
+    _come: dict[int, tuple[BatchHeader, list[memoryview]]] = field(default_factory=dict)
 
     def slices(self, index: int) -> tuple[Slice, ...]:
         """Return the slices of one part."""
@@ -55,16 +49,16 @@ class BatchAssembler:
     def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
         """Add the answer for one part; raise WireError when it does not match the request."""
         _check(self.plan, self.slices(index), header, frames)
-        self._come[index] = _ArrivedPart(header, frames)
+        self._come[index] = header, frames
 
     def is_intact(self, index: int, *, payloads: bool) -> bool:
         """Return whether the records of a part are those that were indexed, by their checksums.
 
         Without `payloads` the checksum that each record states is compared, and its payload is not read.
         """
-        part, at = self._come[index], 0
-        checksums = part.header.checksums.tolist()
-        for piece, frame in zip(self.slices(index), part.frames, strict=True):
+        (header, frames), at = self._come[index], 0
+        checksums = header.checksums.tolist()
+        for piece, frame in zip(self.slices(index), frames, strict=True):
             expected = checksums[at : at + piece.records]
             if count_intact(frame, expected, payloads=payloads) < piece.records:
                 return False
@@ -82,8 +76,8 @@ class BatchAssembler:
 
     def batch(self) -> RawBatch:
         """Join the parts in the order of the plan, whichever came first."""
-        headers = [self._come[index].header for index in range(len(self.parts))]
-        frames = [frame for index in range(len(self.parts)) for frame in self._come[index].frames]
+        parts = [self._come[index] for index in range(len(self.parts))]
+        headers, frames = [header for header, _ in parts], [frame for _, some in parts for frame in some]
         if len(headers) == 1:
             (header,) = headers
             columns = [getattr(header, name) for name in _COLUMNS]

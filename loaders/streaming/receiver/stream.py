@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,17 +56,13 @@ def _on_descriptor(descriptor: int, action: Callable[[socket.socket], _Result]) 
 
     Raises OSError where the action fails for another reason.
     """
-    own: socket.socket | None = None
     try:
-        own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
-        return action(own)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=os.dup(descriptor)) as own:
+            return action(own)
     except OSError as error:
         if error.errno not in _ENDED:
             raise
         return None
-    finally:
-        if own is not None:
-            own.detach()
 
 
 def _choose_address(endpoint: str) -> str:

@@ -24,10 +24,10 @@ from loaders.records.planner import Slice
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import MANIFEST, index_path
 from loaders.shared.daemon.flags import add_flags, flags, read_flags
-from loaders.streaming.options import DaemonOptions
 from loaders.streaming.protocol import Get, Hello, Refusal, ShardCatalog, pack, unpack_answer
 from loaders.streaming.receiver.fetch import BatchFetch
 from loaders.streaming.receiver.remote_daemon import health
+from loaders.streaming.settings import DaemonOptions
 
 pytestmark = pytest.mark.process
 
