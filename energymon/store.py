@@ -18,8 +18,10 @@ from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Ev
 from joulefeed.closing import Closing
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
-_Series = tuple[str, str, str, str]
+Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
+Row = tuple[int, Series, int, float, str, int | None, int]
+"""A reading on its way in: tick, series, time (UTC ns), cumulative joules, flags, early_ns and late_ns."""
 
 _END_OF_TIME_NS: Final = 2**63 - 1
 _TABLES: Final = {Event: "events", ClockOffset: "clocks", Baseline: "baselines", CounterStart: "counters"}
@@ -53,7 +55,7 @@ class SqliteStore(Closing):
         self._db = connection
         self._lock_fd = lock_fd
         self._real, self._is_moved = path.resolve(), False
-        self._series: dict[_Series, int] = {}
+        self._series: dict[Series, int] = {}
         self._since_ns = 0
         self._newest_ns: dict[str, int] = {}
         """The last tick of each node that was stored."""
@@ -74,21 +76,26 @@ class SqliteStore(Closing):
         """
         return cls(path, open_for_reading(path), None)
 
-    def append(self, readings: Sequence[Reading], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
+    def append(self, readings: Iterable[Reading], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
         Raises StoreError, for example when the disk is full.
         """
+        self.append_rows(
+            [
+                (r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns)
+                for r in readings
+            ],
+            ticks,
+            news,
+        )
+
+    def append_rows(self, rows: Sequence[Row], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
+        """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
-            ids = [self._number(r) for r in readings]
-            self._note_late(readings, ids, ticks)
-            self._db.executemany(
-                "INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (r.tick_ns, number, r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns)
-                    for r, number in zip(readings, ids, strict=True)
-                ],
-            )
+            numbered = self._numbered(rows)
+            self._note_late(rows, ticks)
+            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", numbered)
             self._add_ticks(ticks)
             for item in news:
                 values = astuple(item)
@@ -243,15 +250,15 @@ class SqliteStore(Closing):
         with self._reading():
             return [kind(*row) for row in self._db.execute(query, (node, node))]
 
-    def _number(self, reading: Reading) -> int:
-        """Return the id of a reading's series, which is added where it is new."""
-        series = reading.node, reading.device, reading.domain, reading.source
-        if series not in self._series:
-            self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)
-            (self._series[series],) = self._db.execute(
-                "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", series
-            ).fetchone()
-        return self._series[series]
+    def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
+        ids = self._series
+        try:
+            return [(row[0], ids[row[1]], row[2], row[3], row[4], row[5], row[6]) for row in rows]
+        except KeyError:
+            for series in dict.fromkeys(row[1] for row in rows):
+                if series not in ids:
+                    self._add_series(series)
+            return self._numbered(rows)
 
     def _add_ticks(self, ticks: Sequence[Ticks]) -> None:
         """Add ticks that are later than those there are; those that go on unbroken make their session's row longer."""
@@ -270,18 +277,24 @@ class SqliteStore(Closing):
             "INSERT OR REPLACE INTO ticks VALUES (?, ?, ?, ?, ?)", [(n, *row) for n, own in rows.items() for row in own]
         )
 
-    def _note_late(self, readings: Sequence[Reading], ids: Sequence[int], ticks: Sequence[Ticks]) -> None:
+    def _note_late(self, rows: Sequence[Row], ticks: Sequence[Ticks]) -> None:
         """Note readings whose tick is no later than one that was stored before: a sender may have passed it by."""
         before_ns: dict[str, int] = {}
-        for node in {r.node for r in readings} | {t.node for t in ticks}:
+        for node in {row[1][0] for row in rows} | {t.node for t in ticks}:
             # At first of any node: a reading that is noted though it need not be is sent twice, as one point.
             before_ns[node] = self._newest_ns.get(node) or self._db.execute(_NEWEST, (node,)).fetchone()[0]
-        late = [(r.tick_ns, i) for r, i in zip(readings, ids, strict=True) if r.tick_ns <= before_ns[r.node]]
+        late = [(row[0], self._series[row[1]]) for row in rows if row[0] <= before_ns[row[1][0]]]
         if late:
             self._db.executemany("INSERT OR IGNORE INTO late SELECT ?, ? WHERE EXISTS (SELECT 1 FROM sent)", late)
-        for node, tick_ns in [*((r.node, r.tick_ns) for r in readings), *((t.node, t.last_ns) for t in ticks)]:
+        for node, tick_ns in [*((row[1][0], row[0]) for row in rows), *((t.node, t.last_ns) for t in ticks)]:
             before_ns[node] = max(before_ns[node], tick_ns)
         self._newest_ns |= before_ns
+
+    def _add_series(self, series: Series) -> None:
+        self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)
+        (self._series[series],) = self._db.execute(
+            "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", series
+        ).fetchone()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
-from energymon.reading import START, ClockOffset, CounterStart, Event, News, Reading, Ticks
+from energymon.reading import START, ClockOffset, CounterStart, Event, News, Ticks
 from energymon.sampling.outages import Jitter, Outages
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled
 from energymon.sensors.base import RawCounter, Sensor, SensorChannel, SensorPoint
-from energymon.store import SqliteStore
+from energymon.store import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
     from energymon.sampling.monitor import Monitor
@@ -41,14 +41,14 @@ _FULL_NS: Final = 10 * NS
 class _TickContent:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
-    readings: list[Reading] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     ticks: list[Ticks] = field(default_factory=list)
     news: list[News] = field(default_factory=list)
 
     @property
     def may_be_given_up(self) -> bool:
         """Whether losing it costs resolution alone: a cumulative counter carries the energy over."""
-        return not self.news and not any(reading.flags == START for reading in self.readings)
+        return not self.news and not any(row[4] == START for row in self.rows)
 
 
 class StoreWriter:
@@ -115,7 +115,7 @@ class StoreWriter:
         self._size_due_ns = 0
         self._kept_ns = 0
         self.jitter = Jitter()
-        self._known: set[SensorChannel] = set()
+        self._series: dict[SensorChannel, Series] = {}
         self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -154,7 +154,7 @@ class StoreWriter:
         self.flush()
         self._thread.join()
         if self._refused is not None:
-            lost = sum(len(batch.readings) for batch in self._backlog)
+            lost = sum(len(batch.rows) for batch in self._backlog)
             raise StoreError(f"{self._refused}; {lost} readings that came after that could not be stored")
 
     def _awaken(self) -> None:
@@ -202,7 +202,7 @@ class StoreWriter:
 
     def _tick(self, record: Sampled) -> _TickContent:
         batch = _TickContent()
-        known, lost = self._known, self._outages.lost_ns
+        rows, known, lost = batch.rows, self._series, self._outages.lost_ns
         whole, tick_ns, ahead_ns = record.whole, record.tick_ns, record.ahead_ns
         for index, raw in record.samples:
             for decoded in self._sensors[index].decode(raw, record.offset_ns):
@@ -214,10 +214,12 @@ class StoreWriter:
                     self._problem = True
                     whole = False
                     continue
-                known.add(channel)
+                series = known.get(channel)
+                if series is None:
+                    series = known[channel] = (self._node, channel.device, channel.domain, channel.source)
                 if counter is not None:
                     batch.news.append(self._counter(tick_ns, point, joules, counter))
-                batch.readings.append(Reading(tick_ns, t_ns, self._node, *channel, joules, flags, early_ns, late_ns))
+                rows.append((tick_ns, series, t_ns, joules, flags, early_ns, late_ns))
             if record.late:
                 self._outages.answered_late(index, record.end_ns - record.start_ns)
         if not record.late:
@@ -266,8 +268,8 @@ class StoreWriter:
                 message = f"{before}: was moved to {self._store.path}, and readings go there"
                 self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
-            self._store.append(
-                [reading for batch in self._backlog for reading in batch.readings],
+            self._store.append_rows(
+                [row for batch in self._backlog for row in batch.rows],
                 [tick for batch in self._backlog for tick in batch.ticks],
                 [item for batch in self._backlog for item in batch.news],
             )
@@ -285,7 +287,7 @@ class StoreWriter:
             self._refused = None
             self._on_event(back)
         self._committed_ns = time.monotonic_ns()
-        stored = sum(len(batch.readings) for batch in self._backlog)
+        stored = sum(len(batch.rows) for batch in self._backlog)
         self._backlog.clear()
         self._on_stored(stored)
 
@@ -316,6 +318,6 @@ class StoreWriter:
             self._backlog[:] = whole
 
     def _bound_backlog(self) -> None:
-        if sum(len(batch.readings) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
+        if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
