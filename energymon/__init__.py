@@ -16,7 +16,6 @@ from energymon.analysis.attribution import (
     EnergyComponent,
     NodeEnergy,
     add_up,
-    best_sources,
     channels_of,
     energy_of,
 )
@@ -76,7 +75,6 @@ __all__ = [
     "WindowEnergy",
     "WindowError",
     "add_up",
-    "best_sources",
     "channels_of",
     "energy_of",
     "joules",

@@ -8,12 +8,10 @@ import os
 import platform
 import signal
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from energymon.errors import EnergyError, OptionError
 from energymon.sensors.discover import SENSORS, SensorConfig
@@ -21,16 +19,17 @@ from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 from joulefeed.signals import run_program
 from joulefeed.version import PrintVersion
 
-if TYPE_CHECKING:
-    from energymon.store import SqliteStore
-
 _STATUS_ERROR = 2
-_STATUS_UNKNOWN = 3
-_LAST_NS = 2**62
-"""The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
-
-_NOW: Final = "now"
 _INSTANT: Final = "now, UTC ns, or ISO 8601, which is UTC too unless it has an offset, 2026-01-31T12:00:00+01:00"
+
+_SERVER: Final = {
+    "INFLUXDB_V2_URL": ("url", "URL", "the server; an agent sends nothing without it"),
+    "INFLUXDB_V2_ORG": ("org", "NAME", "organisation"),
+    "INFLUXDB_V2_BUCKET": ("bucket", "NAME", "bucket of the readings, which must exist"),
+    "INFLUXDB_V2_TOKEN_FILE": ("token-file", "FILE", "file that holds the token; a dashboard's has all access"),
+    "INFLUXDB_V2_SSL_CA_CERT": ("ca", "FILE", "certificates to trust for https"),
+}
+"""Options of an InfluxDB server by the variables that they stand for: name, metavariable and help."""
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -100,19 +99,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
     """Return the sender's environment, flags before variables that are set; None when no server is named."""
-    flags = {
-        "INFLUXDB_V2_URL": options.influxdb_url,
-        "INFLUXDB_V2_ORG": options.influxdb_org,
-        "INFLUXDB_V2_BUCKET": options.influxdb_bucket,
-        "INFLUXDB_V2_TOKEN_FILE": options.influxdb_token_file,
-        "INFLUXDB_V2_SSL_CA_CERT": options.influxdb_ca,
-    }
-    given = {name: str(value) for name, value in flags.items() if value is not None}
-    if options.influxdb_url is None:
-        if given:
-            raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
-        return None
-    return given
+    given = _server(options)
+    if given and "INFLUXDB_V2_URL" not in given:
+        raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
+    return given or None
+
+
+def _server(options: argparse.Namespace) -> dict[str, str]:
+    """Return the options of an InfluxDB server as the environment variables that they stand for."""
+    return {name: str(value) for name in _SERVER if (value := getattr(options, name)) is not None}
 
 
 def _send(options: argparse.Namespace) -> int:
@@ -133,66 +128,21 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _query(options: argparse.Namespace) -> int:
-    from energymon.analysis.query import query, to_json
-    from energymon.analysis.sessions import stored_spans
-    from energymon.cli.render import render
-    from energymon.clock.monotonic import utc_text
-    from energymon.store import SqliteStore
+    from energymon.cli.query import run_query
 
     _require_stdout()
-    baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
-    times = options.start, options.end
-    if (None in times) != (times == (None, None)) or (options.last and options.start):
-        raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
-    with SqliteStore.open(options.store) as store:
-        if options.start:
-            asked = [(_instant(options.start), _instant(options.end), options.node or None, options.clock)]
-            if options.end == _NOW:
-                _await_now(store)
-        else:
-            spans = stored_spans(store, options.node or None)
-            last_ns = _duration_ns(options.last) if options.last else _LAST_NS
-            asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
-        net = options.net or baseline is not None
-        windows = [
-            window
-            for start_ns, end_ns, node, clock in asked
-            for window in query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock)
-        ]
-        began_ns = min((session.start_ns for session in store.sessions()), default=None)
-    if options.json:
-        print(json.dumps(to_json(windows)))
-    else:
-        print(
-            render(windows) + (f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else "")
-        )
-    known = any(component.joules is not None for window in windows for component in window.components)
-    return 0 if known else _STATUS_UNKNOWN
-
-
-def _await_now(store: SqliteStore) -> None:
-    """Have an agent that samples into the store read its sensors now, and wait some seconds until that is stored."""
-    from energymon.agent.process import wait_until_read
-    from energymon.clock.monotonic import boot_ns
-    from energymon.sampling.edges import Asker
-
-    # Without an agent that can be asked, its next tick does.
-    with suppress(OSError), closing(Asker(store.path)) as asker:
-        asker.edge_ns()
-    for session in store.sessions()[-1:]:
-        offset_ns = session.description.get("boot_offset_ns")
-        if session.end_ns is None and isinstance(offset_ns, int):
-            wait_until_read(store, session, boot_ns() + offset_ns, boot_ns(), None)
+    return run_query(options)
 
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
+    from energymon.cli.query import parse_instant
     from energymon.store import SqliteStore
 
     if options.out == "-":
         _require_stdout()
-    start_ns = 0 if options.start is None else _instant(options.start)
-    end_ns = 2**63 - 1 if options.end is None else _instant(options.end)
+    start_ns = 0 if options.start is None else parse_instant(options.start)
+    end_ns = 2**63 - 1 if options.end is None else parse_instant(options.end)
     with SqliteStore.open(options.store) as store:
         export(store, options.out, options.format, options.what, start_ns=start_ns, end_ns=end_ns, node=options.node)
     return 0
@@ -224,48 +174,12 @@ def _dashboard(options: argparse.Namespace) -> int:
     from energymon.influx.settings import InfluxSettings
 
     _require_stdout()
-    flags = {
-        "INFLUXDB_V2_ORG": options.org,
-        "INFLUXDB_V2_BUCKET": options.bucket,
-        "INFLUXDB_V2_TOKEN_FILE": options.token_file,
-        "INFLUXDB_V2_SSL_CA_CERT": options.ca,
-    }
-    environment = {**os.environ, **{name: str(value) for name, value in flags.items() if value is not None}}
+    environment = {**os.environ, **_server(options)}
     if options.print:
         print(json.dumps(template(environment.get("INFLUXDB_V2_BUCKET") or "energy"), indent=2))
         return 0
-    print(json.dumps(apply_dashboard(InfluxSettings.from_environment(environment, options.url))))
+    print(json.dumps(apply_dashboard(InfluxSettings.from_environment(environment))))
     return 0
-
-
-def _duration_ns(text: str) -> int:
-    """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d."""
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    try:
-        duration_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
-    except (ValueError, OverflowError):
-        duration_ns = 0
-    if not 0 < duration_ns <= _LAST_NS:
-        raise OptionError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
-    return duration_ns
-
-
-def _instant(text: str) -> int:
-    """Return UTC ns from an integer of ns, an ISO 8601 time, which is UTC without an offset, or now."""
-    if text == _NOW:
-        return time.time_ns()
-    try:
-        instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
-    except ValueError as error:
-        raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
-    if not 0 <= instant_ns <= _LAST_NS:
-        raise OptionError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
-    return instant_ns
-
-
-def _since_1970(moment: datetime) -> int:
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
 def _sensors(options: argparse.Namespace) -> SensorConfig:
@@ -355,15 +269,16 @@ def _add_run(commands: _Commands) -> None:
         "Readings go to the store first and from there to the server; the token is read from INFLUXDB_V2_TOKEN or a "
         "file, and the other settings from INFLUXDB_V2_ORG, _BUCKET and so on where they are not given.",
     )
-    influxdb.add_argument("--influxdb-url", metavar="URL", help="server to send to; without it nothing is sent")
-    influxdb.add_argument("--influxdb-org", metavar="NAME", help="organisation")
-    influxdb.add_argument("--influxdb-bucket", metavar="NAME", help="bucket, which must exist")
-    influxdb.add_argument("--influxdb-token-file", type=Path, metavar="FILE", help="file that holds the token")
-    influxdb.add_argument("--influxdb-ca", type=Path, metavar="FILE", help="certificates to trust for https")
+    _add_server(influxdb, "influxdb-")
     influxdb.add_argument(
         "--spool-limit-mb", type=float, default=1024.0, metavar="MB", help="most that the store takes on disk (1024)"
     )
     run.set_defaults(command=_run)
+
+
+def _add_server(command: argparse._ActionsContainer, prefix: str = "") -> None:
+    for variable, (name, metavar, text) in _SERVER.items():
+        command.add_argument(f"--{prefix}{name}", dest=variable, metavar=metavar, help=text)
 
 
 def _add_store(command: argparse.ArgumentParser) -> None:
@@ -454,11 +369,7 @@ def _add_dashboard(commands: _Commands) -> None:
         description=f"{does[0].upper()}{does[1:]}. Prints whether it changed anything, and the dashboard's URL, as "
         "JSON. Other settings are read from INFLUXDB_V2_*.",
     )
-    dashboard.add_argument("--url", help="the server")
-    dashboard.add_argument("--org", metavar="NAME", help="organisation")
-    dashboard.add_argument("--bucket", metavar="NAME", help="bucket of the readings")
-    dashboard.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token with all access")
-    dashboard.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust for https")
+    _add_server(dashboard)
     dashboard.add_argument("--print", action="store_true", help="print the template, for `influx apply`, and end")
     dashboard.set_defaults(command=_dashboard)
 

@@ -32,8 +32,8 @@ from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event, Session
 from energymon.sampling.edges import EdgeListener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import StoreWriter
-from energymon.sensors.base import samples_power_alone
-from energymon.sensors.discover import FoundSensors, SensorConfig, discover
+from energymon.sensors.base import Discovery, samples_power_alone
+from energymon.sensors.discover import SensorConfig, discover
 from energymon.store import SqliteStore
 
 _MIN_INTERVAL_MS: Final = 1
@@ -139,7 +139,7 @@ class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
     def __init__(
-        self, config: AgentConfig, found: FoundSensors, store: SqliteStore, loop: asyncio.AbstractEventLoop
+        self, config: AgentConfig, found: Discovery, store: SqliteStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._config, self._found, self._store, self._loop = config, found, store, loop
         self._failure: BaseException | None = None
@@ -398,12 +398,12 @@ def _listener(store: Path) -> EdgeListener | None:
         return None
 
 
-def _lags_s(found: FoundSensors) -> list[float]:
+def _lags_s(found: Discovery) -> list[float]:
     series = series_of(sensor.describe() for sensor in found.sensors)
     return [cast(float, one["lag_s"] or 0.0) for one in series if one["source"] not in UNBOUNDED]
 
 
-def _linger_ns(found: FoundSensors) -> int:
+def _linger_ns(found: Discovery) -> int:
     """Return how long a value of the host's last moments may take to be shown, ns."""
     return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
 

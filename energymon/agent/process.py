@@ -45,7 +45,6 @@ _MAX_POLL_S: Final = 0.25
 class _ReadsFigures(Protocol):
     def settle(self) -> None:
         """Look up the figures while the store is there."""
-        ...
 
 
 class Agent:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from energymon.reading import Event
-from joulefeed.child import Child
+from joulefeed.child import Child, ChildError
 
 _RESTART_S: Final = 5.0
 _MAX_RESTART_S: Final = 300.0
@@ -41,7 +41,6 @@ class SenderProcess:
         self._on_event = on_event
         self._loop = loop
         self._now_ns = now_ns
-        self._received = b""
         self._restart_s = _RESTART_S
         self._child: Child | None = None
 
@@ -62,14 +61,16 @@ class SenderProcess:
             if output is None:
                 child.signal(signal.SIGKILL)
                 output = child.finish(_RESTART_S) or b""
-        return [message for _, message in map(_state, (self._received + output).splitlines())]
+        return [message for _, message in map(_state, output.splitlines())]
 
     def _listen(self) -> None:
         assert self._child is not None
-        output = os.read(self._child.output_fd, 65_536)
-        if not output:
-            self._loop.remove_reader(self._child.output_fd)
+        try:
+            while (line := self._child.read_line(0)) is not None:
+                self._report(*_state(line))
+        except ChildError:
             # Its stdout has ended.
+            self._loop.remove_reader(self._child.output_fd)
             status = self._child.stop()
             self._child = None
             # Settings that are refused are no better in five seconds; another sender on the store is gone by then.
@@ -77,10 +78,6 @@ class SenderProcess:
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
             if status != _REFUSED:
                 self._report("sender-died", f"the sender ended with status {status}; it is started again")
-            return
-        *lines, self._received = (self._received + output).split(b"\n")
-        for line in lines:
-            self._report(*_state(line))
 
     def _report(self, kind: str, message: str) -> None:
         self._on_event(Event(self._now_ns(), self._node, kind, message))

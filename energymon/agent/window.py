@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -16,7 +16,6 @@ from typing import Final, Self, cast
 
 from energymon.agent.process import Agent, shared_agent, wait_until_read
 from energymon.analysis.attribution import EnergyComponent
-from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
 from energymon.errors import EnergyError, WindowError
@@ -137,13 +136,11 @@ class Window:
 
     @property
     def net_joules(self) -> float | None:
-        """Joules beyond the node's idle baseline; None when there is no baseline of every series."""
-        return self._total().net_j
+        """Joules beyond the node's idle baseline; None when there is no baseline of every series.
 
-    @property
-    def net_error_j(self) -> float | None:
-        """Bound of the error of `net_joules`."""
-        return self._total().net_error_j
+        The bound of their error, and all series, are in `energy`.
+        """
+        return self._total().net_j
 
     @property
     def estimated(self) -> bool:
@@ -159,11 +156,6 @@ class Window:
     def sources(self) -> Mapping[str, tuple[str, ...]]:
         """Where the joules of each domain are from; "estimate" is no measurement."""
         return MappingProxyType({c.name: c.sources for c in self.energy.components if c.name != "total"})
-
-    @property
-    def energies(self) -> tuple[Energy, ...]:
-        """Every series that covers the window; several may count the same joules."""
-        return self.energy.energies
 
     def _locate(self) -> None:
         """Find whose readings these will be, before the window begins; raises SensorError and AgentError."""
@@ -232,7 +224,8 @@ class Window:
                 f"{self._label()} cannot be read: the temporary store of its agent, of process {self._agent.owner}, is "
                 "removed; read figures inside the agent's `with` statement, or give the Agent a store"
             )
-        with _opened(self._where) as store:
+        where = self._where
+        with SqliteStore.open(Path(where)) if isinstance(where, str | Path) else nullcontext(where) as store:
             session, span = self._in_readings_time(store.sessions())
             start_ns, end_ns = span or (self._start_ns, self._end_ns)
             wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
@@ -278,7 +271,7 @@ class Window:
         details = _event_lines(found)
         if (asker := self._connected()) is not None:
             # A store that takes nothing has no event of it either.
-            with contextlib.closing(asker):
+            with closing(asker):
                 if asker.edge_ns() is not None and asker.problem:
                     details += f"\n  store-failed: {asker.problem}"
         if self._agent is not None and self._agent.is_gone:
@@ -298,16 +291,6 @@ class Window:
 def _event_lines(window: WindowEnergy) -> str:
     """Return the agent's events in the window, a line each."""
     return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
-
-
-@contextlib.contextmanager
-def _opened(where: SqliteStore | Path | str) -> Iterator[SqliteStore]:
-    """Open a store for a moment; one that was given open stays so."""
-    if isinstance(where, str | Path):
-        with SqliteStore.open(Path(where)) as local:
-            yield local
-    else:
-        yield where
 
 
 def _synchronize_cuda() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
-from energymon.analysis.baseline import NetEnergy, net
+from energymon.analysis.baseline import net
 from energymon.analysis.curve import SeriesKey, curves
 from energymon.analysis.integrate import Energy, Integral, require_order
 from energymon.clock.monotonic import NS
@@ -19,6 +19,8 @@ Part = tuple[int, Iterable[Reading], tuple[int, int] | None]
 """Of a window: its end, ns of the readings' clock; the readings in it and those around it that the bound of the error
 needs; and from when to when these are left out, as no tick was missed there."""
 
+_FIGURES: Final = ("joules", "error_j", "edge_error_j", "clock_error_j", "idle_j", "net_j", "net_error_j")
+"""What Energy and EnergyComponent have in common and is summed."""
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 
@@ -74,8 +76,6 @@ class NodeEnergy:
     """The most direct series of every device."""
     components: tuple[EnergyComponent, ...]
     """`best` by domain, and in total; empty when nothing is known or expected."""
-    net: tuple[NetEnergy, ...] = ()
-    """`best` net of the idle baselines, where these were given."""
 
     @property
     def total(self) -> EnergyComponent | None:
@@ -95,7 +95,7 @@ def energy_of(
     interval_ns: int,
     *,
     clock_error_ns: int = 0,
-    baselines: Sequence[Baseline] | None = None,
+    baselines: Iterable[Baseline] | None = None,
     given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
 ) -> NodeEnergy:
     """Return what a node used in a window by series, by domain and in total, with the bounds of the errors.
@@ -125,12 +125,12 @@ def energy_of(
             break
     energies = [energy for energy in integral.energies() if energy.domain not in given]
     energies += [energy for instead in given.values() for energy in instead]
+    energies = net(energies, baselines or (), (end_ns - start_ns) / NS)
     best = best_sources(energies)
-    nets = [] if baselines is None else net(best, baselines, (end_ns - start_ns) / NS)
     if given:
         expected = frozenset((device, domain) for device, domain in channels.devices if domain not in given)
         channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
-    return NodeEnergy(tuple(energies), tuple(best), tuple(components(best, channels, nets)), tuple(nets))
+    return NodeEnergy(tuple(energies), tuple(best), tuple(components(best, channels)))
 
 
 def channels_of(description: Mapping[str, object], node: str) -> Channels:
@@ -195,14 +195,12 @@ def best_sources(energies: Iterable[Energy]) -> list[Energy]:
     return list(best.values())
 
 
-def components(best: Collection[Energy], channels: Channels, nets: Collection[NetEnergy] = ()) -> list[EnergyComponent]:
+def components(best: Collection[Energy], channels: Channels) -> list[EnergyComponent]:
     """Return a node's energy by domain, and in total, from the best source of each device.
 
     A domain of which a device has no figure is unknown, and so is the total then: the rest of it would pass
-    for the whole. Where a GPU's counter covers the module, the total leaves out what it contains. `nets` are those
-    of `best`, where they are wanted.
+    for the whole. Where a GPU's counter covers the module, the total leaves out what it contains.
     """
-    net_of = {(n.device, n.domain): n for n in nets}
     found = {(e.device, e.domain) for e in best}
     known: list[EnergyComponent] = []
     for domain in DOMAINS:
@@ -210,7 +208,7 @@ def components(best: Collection[Energy], channels: Channels, nets: Collection[Ne
         lost = sorted(device for device in expected if (device, domain) not in found)
         parts = [e for e in best if e.domain == domain and (e.device in expected or not expected)]
         if parts or lost:
-            known.append(_component(domain, parts, lost, [net_of.get((e.device, e.domain)) for e in parts]))
+            known.append(_sum_up(domain, parts, [e.source for e in parts], lost))
     if not known:
         return []
     outside = [c for c in known if not (channels.module and c.name != "gpu")]
@@ -219,45 +217,27 @@ def components(best: Collection[Energy], channels: Channels, nets: Collection[Ne
 
 def add_up(parts: Sequence[EnergyComponent]) -> EnergyComponent:
     """Return the total of components that do not contain one another; unknown when one of them is."""
-    return EnergyComponent(
-        "total",
-        _sum([c.joules for c in parts]),
-        _sum([c.error_j for c in parts]),
-        _sum([c.edge_error_j for c in parts]),
-        _sum([c.clock_error_j for c in parts]),
-        max((c.interpolated_share for c in parts), default=0.0),
-        tuple(sorted({source for c in parts for source in c.sources}, key=directness)),
-        any(c.estimated for c in parts),
-        tuple(device if c.name in ("total", device) else f"{device} {c.name}" for c in parts for device in c.lost),
-        _sum([c.idle_j for c in parts]),
-        _sum([c.net_j for c in parts]),
-        _sum([c.net_error_j for c in parts]),
-    )
+    lost = [device if c.name in ("total", device) else f"{device} {c.name}" for c in parts for device in c.lost]
+    return _sum_up("total", parts, [source for c in parts for source in c.sources], lost)
 
 
-def _component(
-    domain: Domain, parts: Sequence[Energy], lost: Sequence[str], nets: Sequence[NetEnergy | None]
+def _sum_up(
+    name: Domain | Literal["total"],
+    parts: Sequence[Energy] | Sequence[EnergyComponent],
+    sources: Iterable[str],
+    lost: Iterable[str],
 ) -> EnergyComponent:
-    def whole(values: Iterable[float | None]) -> float | None:
-        return None if lost else _sum(list(values))
-
+    """Return the sum of the parts; unknown when a device is lost, as is each figure that one of the parts lacks."""
+    missing, named = tuple(lost), tuple(sorted(set(sources), key=directness))
+    sums: dict[str, float | None] = {}
+    for figure in _FIGURES:
+        values = [value for part in parts if (value := getattr(part, figure)) is not None]
+        sums[figure] = sum(values) if values and len(values) == len(parts) and not missing else None
     return EnergyComponent(
-        domain,
-        whole(e.joules for e in parts),
-        whole(e.error_j for e in parts),
-        whole(e.edge_error_j for e in parts),
-        whole(e.clock_error_j for e in parts),
-        max((e.interpolated_share for e in parts), default=0.0),
-        tuple(sorted({e.source for e in parts}, key=directness)),
-        any(e.source == ESTIMATE for e in parts),
-        tuple(lost),
-        whole(n.idle_j if n else None for n in nets),
-        whole(n.net_j if n else None for n in nets),
-        whole(n.error_j if n else None for n in nets),
+        name=name,
+        **sums,
+        interpolated_share=max((part.interpolated_share for part in parts), default=0.0),
+        sources=named,
+        estimated=ESTIMATE in named,
+        lost=missing,
     )
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    """Return the sum; None when there is nothing to add or one of it is unknown."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None

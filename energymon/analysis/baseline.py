@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from energymon.analysis.curve import SeriesKey
 from energymon.analysis.integrate import Energy, joules
 from energymon.clock.monotonic import NS
 from energymon.errors import WindowError
-from energymon.reading import Baseline, Domain, Reading
-
-
-@dataclass(frozen=True, slots=True)
-class NetEnergy:
-    """What one series used in a window beyond what it draws when idle."""
-
-    node: str
-    device: str
-    domain: Domain
-    source: str
-    gross_j: float
-    idle_j: float | None
-    """What it would have drawn idle; None without a baseline of this series."""
-    net_j: float | None
-    """The rest; negative when the window drew less than the baseline."""
-    error_j: float | None
-    """Bound of the error of `net_j`: the window's own and the baseline's over as long; None for an estimate."""
+from energymon.reading import Baseline, Reading
 
 
 def baseline_of(
@@ -73,17 +56,15 @@ def baselines_at(baselines: Iterable[Baseline], start_ns: int) -> list[Baseline]
     return list(chosen.values())
 
 
-def net(energies: Iterable[Energy], baselines: Sequence[Baseline], duration_s: float) -> list[NetEnergy]:
-    """Return gross, idle and net joules of each energy, from one baseline a series and the window's length."""
-    by_series = {(b.node, b.device, b.domain, b.source): b for b in baselines}
-    return [_net(e, by_series.get((e.node, e.device, e.domain, e.source)), duration_s) for e in energies]
+def net(energies: Iterable[Energy], baselines: Iterable[Baseline], duration_s: float) -> list[Energy]:
+    """Return energies with their idle and net joules, from one baseline a series and the window's length."""
+    watts = {(b.node, b.device, b.domain, b.source): (b.watts, b.error_w) for b in baselines}
 
+    def net_of(e: Energy) -> Energy:
+        if (idle := watts.get((e.node, e.device, e.domain, e.source))) is None:
+            return e
+        idle_j, idle_error_w = idle[0] * duration_s, idle[1]
+        error_j = None if e.error_j is None or idle_error_w is None else e.error_j + idle_error_w * duration_s
+        return replace(e, idle_j=idle_j, net_j=e.joules - idle_j, net_error_j=error_j)
 
-def _net(energy: Energy, baseline: Baseline | None, duration_s: float) -> NetEnergy:
-    idle_j = net_j = error_j = None
-    if baseline is not None:
-        idle_j = baseline.watts * duration_s
-        net_j = energy.joules - idle_j
-        if energy.error_j is not None and baseline.error_w is not None:
-            error_j = energy.error_j + baseline.error_w * duration_s
-    return NetEnergy(energy.node, energy.device, energy.domain, energy.source, energy.joules, idle_j, net_j, error_j)
+    return [net_of(energy) for energy in energies]

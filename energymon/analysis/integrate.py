@@ -40,6 +40,12 @@ class Energy:
     """Part of the bound: what the sensor had not shown yet at the edges, and when between two readings it was used."""
     clock_error_j: float | None = None
     """Part of the bound: what may have been used while the node's clock is not known to be at the edge or beyond."""
+    idle_j: float | None = None
+    """What it would have drawn idle; None without a baseline of this series."""
+    net_j: float | None = None
+    """The rest; negative when the window drew less than the baseline."""
+    net_error_j: float | None = None
+    """Bound of the error of `net_j`: the window's own and the baseline's over as long; None for an estimate."""
 
 
 @dataclass(frozen=True, slots=True)

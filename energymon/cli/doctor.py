@@ -13,12 +13,12 @@ from energymon.clock.monotonic import Clock
 from energymon.errors import OptionError
 from energymon.reading import ESTIMATE
 from energymon.sampling.monitor import Monitor
-from energymon.sampling.punctuality import Jitter
-from energymon.sampling.records import Gap, Record, Sampled, SampledBlock
+from energymon.sampling.outages import Jitter
+from energymon.sampling.records import Gap, Record, Sampled
 from energymon.sensors.base import Missing, Part, Sensor, SensorChannel, SensorPoint, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
-from energymon.sensors.updates import updates
+from energymon.sensors.updates import period_ms
 
 _POLL_S: Final = 0.1
 """A hundred updates of a RAPL counter."""
@@ -87,21 +87,21 @@ def _poll(sensor: Sensor) -> tuple[list[SensorPoint], dict[SensorChannel, float]
         time.sleep(_POLL_STEP_S)
     periods_ms: dict[SensorChannel, float] = {}
     for series in zip(*answers, strict=True):
-        seen = updates((point.t_ns, point.joules) for point in series)
-        if seen is not None and series[0].channel.source.startswith("rapl"):
-            periods_ms[series[0].channel] = seen.median_ms
+        seen_ms = period_ms((point.t_ns, point.joules) for point in series)
+        if seen_ms is not None and series[0].channel.source.startswith("rapl"):
+            periods_ms[series[0].channel] = seen_ms
     return answers[-1], periods_ms
 
 
-def _channel(point: SensorPoint, period_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
+def _channel(point: SensorPoint, updated_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
     channel = point.channel
     notes: list[str] = []
     if point.problem:
         notes.append(f"FAILS: {point.problem}")
     elif channel.source == ESTIMATE:
         notes.append("an estimate, no measurement")
-    elif period_ms is not None:
-        notes.append(f"updated every {period_ms:.3g} ms")
+    elif updated_ms is not None:
+        notes.append(f"updated every {updated_ms:.3g} ms")
     if (wrap_s := wraps_s.get(channel[:2])) is not None:
         notes.append(f"may go unread for {wrap_s:.3g} s")
     return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"
@@ -118,8 +118,8 @@ def _about(sensor: Sensor) -> Iterator[str]:
         other = described["confirmed_by"]
         yield f"  {other} lists these domains too" if other else "  no other interface confirms this list"
     if "model" in described:
-        period_ms = described.get("counter_period_ms")
-        every = f"counter updated every {period_ms:.3g} ms" if isinstance(period_ms, float) else "counter not probed"
+        counted_ms = described.get("counter_period_ms")
+        every = f"counter updated every {counted_ms:.3g} ms" if isinstance(counted_ms, float) else "counter not probed"
         yield f"  {described['model']}, {described['uuid']}, driver {described['driver']}; {every}"
     if described.get("module_power"):
         yield "  its counter covers the whole module: the CPU's joules must not be added to it"
@@ -150,9 +150,6 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
     def take(record: Record) -> None:
         if isinstance(record, Gap):
             jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
-        elif isinstance(record, SampledBlock):
-            for sampled in record.ticks():
-                take(sampled)
         elif isinstance(record, Sampled) and not record.late:
             jitter.add(
                 record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns, record.end_ns - record.start_ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -49,13 +50,14 @@ class Clock:
     the offsets between them move only when the wall clock is set or the machine is suspended.
     """
 
-    __slots__ = ("_asleep_ns", "_bracket_ns", "boot_offset_ns", "wall_ns")
+    __slots__ = ("_bracket_ns", "asleep_ns", "boot_offset_ns", "wall_ns")
 
     def __init__(self, boot_offset_ns: int | None = None) -> None:
         """Take the offset to CLOCK_BOOTTIME, ns, of an agent before this one, whose time goes on."""
-        self._asleep_ns = _asleep_ns()
-        wall_offset_ns, self._bracket_ns = self._best()
-        self.boot_offset_ns = wall_offset_ns - self._asleep_ns if boot_offset_ns is None else boot_offset_ns
+        self.asleep_ns = _asleep_ns()
+        """How long the machine has been suspended since it was booted, ns, as of the last `sync`."""
+        wall_offset_ns, self._bracket_ns = _ahead_of_monotonic(time.time_ns)
+        self.boot_offset_ns = wall_offset_ns - self.asleep_ns if boot_offset_ns is None else boot_offset_ns
         """This clock minus CLOCK_BOOTTIME, ns; it stays what it is."""
         self.wall_ns = wall_offset_ns - self.offset_ns
         """The wall clock minus this one, ns, as of the last `sync`."""
@@ -63,12 +65,7 @@ class Clock:
     @property
     def offset_ns(self) -> int:
         """This clock minus the monotonic one, ns; it changes when the machine was suspended, in `sync`."""
-        return self.boot_offset_ns + self._asleep_ns
-
-    @property
-    def asleep_ns(self) -> int:
-        """How long the machine has been suspended since it was booted, ns, as of the last `sync`."""
-        return self._asleep_ns
+        return self.boot_offset_ns + self.asleep_ns
 
     def now_ns(self) -> int:
         """Return the time now, ns since 1970."""
@@ -85,32 +82,15 @@ class Clock:
         The wall clock is read between two reads of the monotonic one; a change within the brackets is noise.
         """
         asleep_ns = _asleep_ns()
-        if abs(asleep_ns - self._asleep_ns) >= UNNOTICED_NS:
-            self._asleep_ns = asleep_ns
-        offset_ns, bracket_ns = self._best()
+        if abs(asleep_ns - self.asleep_ns) >= UNNOTICED_NS:
+            self.asleep_ns = asleep_ns
+        offset_ns, bracket_ns = _ahead_of_monotonic(time.time_ns)
         wall_ns = offset_ns - self.offset_ns
         change_ns = wall_ns - self.wall_ns
         stepped = abs(change_ns) > self._bracket_ns + bracket_ns
         if stepped or bracket_ns < self._bracket_ns:
             self.wall_ns, self._bracket_ns = wall_ns, bracket_ns
         return change_ns if stepped else 0
-
-    def _best(self) -> tuple[int, int]:
-        """Return what the monotonic clock lacks to UTC and the bracket, ns, of the first attempt that nothing
-        interrupted, else of the best."""
-        best = self._measure()
-        for _ in range(_ATTEMPTS - 1):
-            if best[1] <= _GOOD_BRACKET_NS:
-                break
-            best = min(best, self._measure(), key=lambda attempt: attempt[1])
-        return best
-
-    @staticmethod
-    def _measure() -> tuple[int, int]:
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        return wall - (before + after) // 2, after - before
 
 
 def utc_text(ns: int) -> str:
@@ -136,12 +116,18 @@ def boot_id() -> str:
 
 def _asleep_ns() -> int:
     """Return how long the machine has been suspended since it was booted, ns."""
-    best = min((_suspended() for _ in range(_ATTEMPTS)), key=lambda attempt: attempt[1])
-    return best[0]
+    return _ahead_of_monotonic(boot_ns)[0]
 
 
-def _suspended() -> tuple[int, int]:
-    before = time.monotonic_ns()
-    boot = boot_ns()
-    after = time.monotonic_ns()
-    return boot - (before + after) // 2, after - before
+def _ahead_of_monotonic(read_ns: Callable[[], int]) -> tuple[int, int]:
+    """Return how far a clock is ahead of the monotonic one, and the time between the two reads around its own, ns.
+
+    That is of the first attempt that nothing interrupted, else of the best.
+    """
+    attempts: list[tuple[int, int]] = []
+    while len(attempts) < _ATTEMPTS and (not attempts or attempts[-1][1] > _GOOD_BRACKET_NS):
+        before_ns = time.monotonic_ns()
+        shown_ns = read_ns()
+        after_ns = time.monotonic_ns()
+        attempts.append((shown_ns - (before_ns + after_ns) // 2, after_ns - before_ns))
+    return min(attempts, key=lambda attempt: attempt[1])

@@ -124,7 +124,7 @@ def measure(
                 problem = str(error.strerror or error)
                 continue
             if exchange is not None:
-                found.append(_possible(peer, exchange, _offset(node, *exchange)))
+                found.append(_offset(peer, node, *exchange))
     if not found:
         raise _unreachable(peer, problem)
     return min(found, key=lambda offset: offset.error_ns)
@@ -152,22 +152,17 @@ def _exchange(connection: socket.socket, timeout_s: float, now: Callable[[], int
     return None
 
 
-def _offset(node: str, sent_ns: int, received_ns: int, answered_ns: int, got_ns: int) -> ClockOffset:
+def _offset(peer: str, node: str, sent_ns: int, received_ns: int, answered_ns: int, got_ns: int) -> ClockOffset:
+    """Return the offset that an exchange shows; raises ClockError for times that cannot be worked with."""
     offset_ns = ((received_ns - sent_ns) + (answered_ns - got_ns)) // 2
     # Rounded up, as halves of a nanosecond are lost here and in the offset.
     error_ns = ((got_ns - sent_ns) - (answered_ns - received_ns)) // 2 + 1
-    return ClockOffset((sent_ns + got_ns) // 2, node, CONTROLLER, offset_ns, error_ns)
-
-
-def _possible(peer: str, exchange: tuple[int, int, int, int], offset: ClockOffset) -> ClockOffset:
-    """Return the offset, or raise ClockError for an answer with times that cannot be worked with."""
-    _, received_ns, answered_ns, _ = exchange
-    if not (0 <= received_ns <= answered_ns <= _LAST_NS and abs(offset.offset_ns) <= _FARTHEST_NS):
+    if not (0 <= received_ns <= answered_ns <= _LAST_NS and abs(offset_ns) <= _FARTHEST_NS):
         raise ClockError(
             f"{peer}: the clock there has impossible times, {received_ns} to {answered_ns} (UTC ns); expected "
             "1970 to 2116 and less than a century from this host's: set that host's clock, or name another peer"
         )
-    return offset
+    return ClockOffset((sent_ns + got_ns) // 2, node, CONTROLLER, offset_ns, error_ns)
 
 
 def split_address(text: str) -> tuple[str, int | None] | None:

@@ -259,7 +259,7 @@ class StoreCursor(Closing):
         batch.sent[kind] = until_ns
         self._add_lines(batch, node, sessions, [row for row in rows if row[0] <= until_ns])
         for session, some in _by_session(sessions, [tick for tick in ticks if tick[0] <= until_ns]):
-            batch.lines.extend(lines_of.tick_lines(some, lines_of.ticks_prefix(node, session.name)))
+            batch.lines.extend(lines_of.tick_lines(some, node, session.name))
 
     def _add_late(self, batch: LineBatch, node: str, sessions: Sequence[Session]) -> None:
         """Add readings that were stored after later ticks of the node."""

@@ -26,14 +26,7 @@ from typing import Final, cast
 
 from energymon.analysis.tuples import EnergyTuple
 from energymon.clock.monotonic import NS
-from energymon.reading import (
-    ESTIMATE,
-    INTERPOLATED,
-    Domain,
-    EpochMark,
-    Event,
-    Session,
-)
+from energymon.reading import ESTIMATE, INTERPOLATED, Domain, EpochMark, Event, Session
 
 ENERGY: Final = "energy"
 TICKS: Final = "ticks"
@@ -76,11 +69,6 @@ def energy_prefix(node: str, device: str, domain: str, source: str, session: str
     return line_prefix(ENERGY, device=device, domain=domain, node=node, session=session, source=source)
 
 
-def ticks_prefix(node: str, session: str) -> str:
-    """Return how every line of a node's ticks begins, up to its fields."""
-    return line_prefix(TICKS, node=node, session=session)
-
-
 def reading_lines(rows: Iterable[RawReading], prefixes: Mapping[int, str]) -> list[str]:
     """Return one line a reading; `prefixes` has the `energy_prefix` of each series' id."""
     return [
@@ -91,8 +79,9 @@ def reading_lines(rows: Iterable[RawReading], prefixes: Mapping[int, str]) -> li
     ]
 
 
-def tick_lines(rows: Iterable[tuple[int, int]], prefix: str) -> list[str]:
+def tick_lines(rows: Iterable[tuple[int, int]], node: str, session: str) -> list[str]:
     """Return one line a tick, from its time (UTC ns) and whether it was missed."""
+    prefix = line_prefix(TICKS, node=node, session=session)
     return [f"{prefix} missed={missed} {tick_ns}" for tick_ns, missed in rows]
 
 

@@ -38,13 +38,13 @@ class InfluxSettings:
     """For a request as a whole."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ, url: str | None = None) -> InfluxSettings:
-        """Return what INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,TIMEOUT} say; `url` wins over theirs.
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> InfluxSettings:
+        """Return what INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,TIMEOUT} say.
 
         The names are influxdb-client's, but for BUCKET and TOKEN_FILE; a token file wins over a token, TIMEOUT is
         in ms. Raises OptionError, which never shows the token.
         """
-        url = _checked_url(url or environment.get("INFLUXDB_V2_URL", ""))
+        url = _checked_url(environment.get("INFLUXDB_V2_URL", ""))
         bucket = environment.get("INFLUXDB_V2_BUCKET", "")
         if not bucket:
             raise OptionError("INFLUXDB_V2_BUCKET is not set: expected the bucket that the readings go to")

@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final
 
 from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
 from energymon.sampling.edges import EdgeListener
-from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled, sampled
+from energymon.sampling.slow import NICE, SlowSensors
 from energymon.sensors.base import Sensor
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
 from joulefeed.scheduling import raise_priority
 
-_NICE: Final = -10
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
 _REHEARSED_NS: Final = 50_000
@@ -25,8 +25,6 @@ finds code and data gone from the CPU's caches, which spreads the answers over f
 _COLD_NS: Final = 50_000_000
 """Between ticks that are closer together than that, the caches keep most of it."""
 _TRIALS: Final = 5
-_AWAY: Final = 4
-"""A slow sensor is read between ticks where the next one is this many times as far away as its last answer took."""
 _SLOW_NS: Final = 10_000_000
 """A sensor of the timekeeper's that takes this long, twice in a row, gets a thread of its own."""
 _STUCK_NS: Final = NS
@@ -38,30 +36,6 @@ _COMPILED_NS: Final = NS
 """Ticks that are further apart than this cost nothing, compiled or not."""
 _MEND_NS: Final = NS
 """How long Python takes the ticks after one that failed: it opens again what has to be."""
-
-
-class _Due(NamedTuple):
-    """A tick that is being taken; its fields are those of Sampled."""
-
-    tick_ns: int
-    offset_ns: int
-    ahead_ns: int
-
-    def sampled(self, samples: Sequence[tuple[int, Raw]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
-        """Return the answers to it."""
-        return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
-
-
-class _SlowSensor:
-    """A slow sensor's own thread, released at every tick that finds it idle."""
-
-    __slots__ = ("busy", "gate", "index", "took_ns")
-
-    def __init__(self, index: int, *, busy: bool = False) -> None:
-        self.index = index
-        self.gate: SimpleQueue[_Due | None] = SimpleQueue()
-        self.busy = busy
-        self.took_ns = 0
 
 
 class Monitor:
@@ -136,19 +110,13 @@ class Monitor:
         self._quick: list[int] = []
         self._slow: list[int] = []
         self._readings = 1
-        self._slow_sensors: list[_SlowSensor] = []
-        # Guards what follows; held for a few statements only.
-        self._meeting = threading.Lock()
+        self._slow_sensors = SlowSensors(sensors, self._deliver, sink, self._spawn)
+        # Guards the four that follow; held for a few statements only.
+        self._keeping_lock = threading.Lock()
         self._keeper = 0
         self._stuck: dict[int, int] = {}
         self._due_ns = 0
         self._hand: tuple[int, int] | None = None
-        self._open: list[tuple[int, Raw]] | None = None
-        self._span = (0, 0)
-        self._tick = _Due(0, 0, 0)
-        self._awaited = 0
-        self._skipped = False
-        self._between = False
         # Guards the ticker, and the order of what comes out of it.
         self._draining = threading.Lock()
         self._ticker: Ticker | None = None
@@ -156,21 +124,21 @@ class Monitor:
         self._order: list[int] = []
         self._offset_ns = 0
         self._wall_ns = 0
-        self._begun = False
+        self._has_ticked = False
         self._mended_ns = 0
 
     def start(self) -> None:
         """Time each sensor, place it, and start the threads."""
         took_ns = [_answers_in_ns(sensor) for sensor in self._sensors]
         self._quick = [index for index, ns in enumerate(took_ns) if ns <= _QUICK_NS]
-        self._slow_sensors = [_SlowSensor(index) for index, ns in enumerate(took_ns) if ns > _QUICK_NS]
+        for index, ns in enumerate(took_ns):
+            if ns > _QUICK_NS:
+                self._slow_sensors.add(index)
         rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
         self._readings = 2 if rehearses else 1
         granted: SimpleQueue[str] = SimpleQueue()
         self._due_ns = next_tick(max(self._clock.now_ns(), self._after_ns), self._interval_ns)
         self._keeping = self._spawn(self._keep_time, 0, granted)
-        for slow_sensor in self._slow_sensors:
-            self._spawn(self._sample, slow_sensor)
         self.priority = granted.get()
 
     def stop(self) -> None:
@@ -186,12 +154,11 @@ class Monitor:
         deadline = time.monotonic() + patience_s
         if self._keeping is not None:
             self._keeping.join(patience_s)
-        for slow_sensor in self._slow_sensors:
-            slow_sensor.gate.put(None)
+        self._slow_sensors.end()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.drain()
-        self._hand_over()
+        self._slow_sensors.hand_over()
 
     def drain(self) -> None:
         """Hand to `sink` what compiled code has taken since the last call."""
@@ -207,7 +174,7 @@ class Monitor:
 
     def unstick(self) -> None:
         """Replace a timekeeper that a sensor has kept for a second; call this every few seconds."""
-        with self._draining, self._meeting:
+        with self._draining, self._keeping_lock:
             index = self._stuck_at()
             if index is None:
                 return
@@ -215,7 +182,7 @@ class Monitor:
             self._ticker = None
             self._quick = [i for i in self._quick if i != index]
             # The thread that hangs becomes this sensor's own when it comes back.
-            self._slow_sensors.append(_SlowSensor(index, busy=True))
+            self._slow_sensors.adopt(index)
             self._stuck[self._keeper] = index
             self._keeper += 1
             keeper = self._keeper
@@ -254,7 +221,7 @@ class Monitor:
             self._on_failure(error)
 
     def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
-        priority = raise_priority(_NICE)
+        priority = raise_priority(NICE)
         if granted is not None:
             granted.put(priority)
         clock, interval_ns = self._clock, self._interval_ns
@@ -287,11 +254,11 @@ class Monitor:
             if not self._take(keeper, tick):
                 return
             # The first tick is Python's: somebody waits for it.
-            self._begun = True
+            self._has_ticked = True
 
     def _may_run(self, due_ns: int) -> bool:
         """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
-        quiet = self._begun and not self._slow_sensors and not self._stopping and not self._follow
+        quiet = self._has_ticked and not self._slow_sensors and not self._stopping and not self._follow
         return quiet and due_ns >= self._mended_ns
 
     def _wait(self, keeper: int, awaited_ns: int) -> bool:
@@ -332,12 +299,6 @@ class Monitor:
         keeps = self._take(keeper, now_ns, between=awaited_ns - now_ns)
         self._on_edge()
         return keeps
-
-    def _answer(self) -> None:
-        """Answer those who have asked: every sensor that could be was read."""
-        if self._answers and self._edges is not None:
-            self._answers = False
-            self._edges.answer()
 
     def _let_run(self, keeper: int, due_ns: int) -> tuple[Reason | None, int]:
         """Let compiled code take the ticks from `due_ns` on until one is out of the ordinary.
@@ -392,8 +353,8 @@ class Monitor:
         return self._kept[1]
 
     def _pass_on(self, ticker: Ticker) -> None:
-        if (block := ticker.take()) is not None:
-            self._sink(SampledBlock(self._offset_ns + self._wall_ns, self._order, block, -self._wall_ns))
+        for taken in ticker.take():
+            self._sink(sampled(taken, self._order, self._offset_ns + self._wall_ns, -self._wall_ns, whole=True))
 
     def _take(self, keeper: int, tick_ns: int, between: int | None = None) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now.
@@ -402,10 +363,8 @@ class Monitor:
         back by then are left out.
         """
         wall_ns = self._clock.wall_ns
-        tick = _Due(tick_ns, self._clock.offset_ns + wall_ns, -wall_ns)
-        met = bool(self._slow_sensors)
-        if met:
-            met = self._release(tick, between)
+        due = Sampled(tick_ns, self._clock.offset_ns + wall_ns, (), True, between is not None, 0, 0, -wall_ns)
+        opened = self._slow_sensors.release(due, between) if self._slow_sensors else None
         sensors, monotonic_ns = self._sensors, time.monotonic_ns
         for _ in range(self._readings if between is None else 1):
             samples: list[tuple[int, Raw]] = []
@@ -422,106 +381,40 @@ class Monitor:
                     break
             if keeper != self._keeper:
                 break
-        with self._meeting:
+        with self._keeping_lock:
             replaced = keeper != self._keeper
             if not replaced:
                 self._hand = None
+        brought = due._replace(samples=samples, start_ns=start_ns, end_ns=end_ns)
         if replaced:
-            self._left_with(self._stuck[keeper], tick.sampled(samples, (start_ns, end_ns), whole=False, late=met))
+            self._left_with(self._stuck[keeper], brought._replace(whole=False, late=opened is not None))
             return False
         if slow or self._slow:
             self._part_with(slow)
-        if met:
-            self._meet(tick, samples, (start_ns, end_ns))
+        if opened is not None:
+            self._slow_sensors.meet(opened, brought)
         else:
-            self._sink(tick.sampled(samples, (start_ns, end_ns), whole=True, late=between is not None))
-            self._answer()
+            self._deliver(brought)
         return True
 
     def _part_with(self, slow: list[int]) -> None:
         """Give a sensor that was slow at this tick and the one before a thread of its own."""
         for index in set(slow) & set(self._slow):
-            slow_sensor = _SlowSensor(index)
-            with self._meeting:
-                self._quick = [i for i in self._quick if i != index]
-                self._slow_sensors.append(slow_sensor)
-            self._spawn(self._sample, slow_sensor)
+            self._quick = [i for i in self._quick if i != index]
+            self._slow_sensors.add(index)
         self._slow = slow
 
-    def _release(self, tick: _Due, between: int | None) -> bool:
-        """Open the tick, closing the one before it if somebody is still missing, and release who is idle.
-
-        Between ticks nothing is closed, and who would not be back for the next one is not released; returns whether
-        there is anybody to wait for.
-        """
-        if between is None:
-            self._hand_over()
-        with self._meeting:
-            ready = [slow_sensor for slow_sensor in self._slow_sensors if not slow_sensor.busy]
-            if between is not None:
-                ready = [slow_sensor for slow_sensor in ready if _AWAY * slow_sensor.took_ns < between]
-                if self._open is not None or not ready:
-                    return False
-            for slow_sensor in ready:
-                slow_sensor.busy = True
-            self._skipped = len(ready) < len(self._slow_sensors)
-            self._tick, self._open, self._awaited = tick, [], 1 + len(ready)
-            self._span, self._between = (2**63, 0), between is not None
-        for slow_sensor in ready:
-            slow_sensor.gate.put(tick)
-        return True
-
     def _left_with(self, index: int, brought: Sampled) -> None:
-        """Deliver what a hanging sensor brought at last, and sample it from now on."""
+        """Deliver what a hanging sensor brought at last, and sample it on this thread from now on."""
         self._sink(brought)
-        slow_sensor = next(slow_sensor for slow_sensor in self._slow_sensors if slow_sensor.index == index)
-        with self._meeting:
-            slow_sensor.busy = False
-        self._sample(slow_sensor)
+        self._slow_sensors.serve(index)
 
-    def _sample(self, slow_sensor: _SlowSensor) -> None:
-        raise_priority(_NICE)
-        sensor = self._sensors[slow_sensor.index]
-        while (tick := slow_sensor.gate.get()) is not None:
-            start_ns = time.monotonic_ns()
-            sample = (slow_sensor.index, sensor.sample())
-            end_ns = time.monotonic_ns()
-            slow_sensor.took_ns = end_ns - start_ns
-            self._meet(tick, [sample], (start_ns, end_ns), slow_sensor)
-
-    def _meet(
-        self,
-        tick: _Due,
-        samples: list[tuple[int, Raw]],
-        span: tuple[int, int],
-        slow_sensor: _SlowSensor | None = None,
-    ) -> None:
-        """Add samples to their tick; the last one hands it over."""
-        with self._meeting:
-            if slow_sensor is not None:
-                slow_sensor.busy = False
-            in_time = self._open is not None and tick == self._tick
-            if in_time and self._open is not None:
-                self._open.extend(samples)
-                self._awaited -= 1
-                if samples:
-                    self._span = (min(self._span[0], span[0]), max(self._span[1], span[1]))
-            last = in_time and not self._awaited
-        if last:
-            self._hand_over()
-        elif not in_time:
-            self._sink(tick.sampled(samples, span, whole=False, late=True))
-
-    def _hand_over(self) -> None:
-        """Pass on what the open tick has brought, once."""
-        with self._meeting:
-            if self._open is None:
-                return
-            whole = not self._awaited and not self._skipped
-            record = self._tick.sampled(self._open, self._span, whole=whole, late=self._between)
-            self._open = None
+    def _deliver(self, record: Sampled) -> None:
+        """Pass on a tick, and answer those who have asked: every sensor that could be was read."""
         self._sink(record)
-        self._answer()
+        if self._answers and self._edges is not None:
+            self._answers = False
+            self._edges.answer()
 
 
 def _answers_in_ns(sensor: Sensor) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from energymon.ticker.ticker import Raw, Taken, TickBlock
+from energymon.ticker.ticker import Raw, Taken
 
 
 class Sampled(NamedTuple):
@@ -31,23 +31,6 @@ class Sampled(NamedTuple):
     """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
 
 
-class SampledBlock(NamedTuple):
-    """What compiled code took in a row: every sensor in time, at every tick."""
-
-    offset_ns: int
-    """What the monotonic clock lacked to UTC."""
-    sensors: Sequence[int]
-    """The place of each group's sensor in the monitor's list."""
-    block: TickBlock
-    ahead_ns: int = 0
-    """As in Sampled."""
-
-    def ticks(self) -> Iterator[Sampled]:
-        """Yield one tick after the other."""
-        for taken in self.block.ticks():
-            yield sampled(taken, self.sensors, self.offset_ns, self.ahead_ns, whole=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
@@ -70,7 +53,7 @@ class ClockStep:
     """How long before it was noticed it may have been, ns."""
 
 
-Record = Sampled | SampledBlock | Gap | ClockStep
+Record = Sampled | Gap | ClockStep
 
 
 def sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:

@@ -14,9 +14,8 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
 from energymon.reading import START, ClockOffset, CounterStart, Event, News, Ticks
-from energymon.sampling.outages import Outages
-from energymon.sampling.punctuality import Jitter
-from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
+from energymon.sampling.outages import Jitter, Outages
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled
 from energymon.sensors.base import RawCounter, Sensor, SensorChannel, SensorPoint
 from energymon.store import Row, Series, SqliteStore
 
@@ -39,7 +38,7 @@ _FULL_NS: Final = 10 * NS
 
 
 @dataclass(slots=True)
-class _TickRows:
+class _TickContent:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
     rows: list[Row] = field(default_factory=list)
@@ -109,7 +108,7 @@ class StoreWriter:
         self._stopping = False
         self._hastened = False
         self._committed_ns = 0
-        self._backlog: list[_TickRows] = []
+        self._backlog: list[_TickContent] = []
         self._refused: StoreError | None = None
         self._retry_s = 0.0
         self._full = False
@@ -178,20 +177,16 @@ class StoreWriter:
                     source.drain()
                     source.unstick()
                 while self._queue:
-                    record = self._queue.popleft()
-                    if isinstance(record, SampledBlock):
-                        self._backlog += map(self._tick, record.ticks())
-                    else:
-                        self._backlog.append(self._batch(record))
+                    self._backlog.append(self._batch(self._queue.popleft()))
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
-                self._backlog += [_TickRows(news=[event]) for event in self._outages.missed(last=stopping)]
+                self._backlog += [_TickContent(news=[event]) for event in self._outages.missed(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _TickRows:
+    def _batch(self, record: Record | News) -> _TickContent:
         match record:
             case Sampled():
                 return self._tick(record)
@@ -200,13 +195,13 @@ class StoreWriter:
             case ClockStep():
                 message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
                 wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
-                return _TickRows(news=[self._event(record.t_ns, "clock-step", message), wall])
+                return _TickContent(news=[self._event(record.t_ns, "clock-step", message), wall])
             case Event():
                 self._on_event(record)
-        return _TickRows(news=[record])
+        return _TickContent(news=[record])
 
-    def _tick(self, record: Sampled) -> _TickRows:
-        batch = _TickRows()
+    def _tick(self, record: Sampled) -> _TickContent:
+        batch = _TickContent()
         rows, known, lost = batch.rows, self._series, self._outages.lost_ns
         whole, tick_ns, ahead_ns = record.whole, record.tick_ns, record.ahead_ns
         for index, raw in record.samples:
@@ -245,18 +240,14 @@ class StoreWriter:
             point.t_ns - self._clock.boot_offset_ns,
             boot_id(),
             joules,
-            shown.raw,
-            shown.unit_j,
-            shown.wrap,
-            shown.max_w,
-            shown.counter,
+            *shown,
         )
 
-    def _gap(self, gap: Gap) -> _TickRows:
+    def _gap(self, gap: Gap) -> _TickContent:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
         self._outages.pass_unseen(gap.first_ns, count)
-        return _TickRows(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
+        return _TickContent(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -271,13 +262,17 @@ class StoreWriter:
         if self._refused is not None:
             # Reported in the very transaction that makes it true.
             back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            self._backlog.append(_TickRows(news=[back]))
+            self._backlog.append(_TickContent(news=[back]))
         try:
             if (before := self._store.follow()) is not None:
                 message = f"{before}: was moved to {self._store.path}, and readings go there"
-                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-moved", message)]))
+                self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
-            self._append()
+            self._store.append_rows(
+                [row for batch in self._backlog for row in batch.rows],
+                [tick for batch in self._backlog for tick in batch.ticks],
+                [item for batch in self._backlog for item in batch.news],
+            )
         except StoreError as error:
             self._retry_s = time.monotonic() + _RETRY_S
             if back is not None:
@@ -285,7 +280,7 @@ class StoreWriter:
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_TickRows(news=[self._event(self._now_ns(), "store-failed", message)]))
+                self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
         if back is not None:
@@ -295,13 +290,6 @@ class StoreWriter:
         stored = sum(len(batch.rows) for batch in self._backlog)
         self._backlog.clear()
         self._on_stored(stored)
-
-    def _append(self) -> None:
-        self._store.append_rows(
-            [row for batch in self._backlog for row in batch.rows],
-            [tick for batch in self._backlog for tick in batch.ticks],
-            [item for batch in self._backlog for item in batch.news],
-        )
 
     def _heed_limit(self) -> None:
         """Give up most ticks while the store is at its limit; the sender that empties it makes room."""
@@ -320,7 +308,7 @@ class StoreWriter:
                     else ("spool-room", "there is room again; every tick is kept")
                 )
                 event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
-                self._backlog.append(_TickRows(news=[event]))
+                self._backlog.append(_TickContent(news=[event]))
         if self._full:
             keep = now_ns - self._kept_ns >= _FULL_NS
             whole = [batch for batch in self._backlog if not batch.may_be_given_up]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
-from energymon.reading import Domain
+from energymon.reading import ESTIMATE, Domain
 from energymon.ticker.ticker import Operation, Raw
 
 CLOSED: Final = -1
@@ -68,42 +68,34 @@ class Sensor(Protocol):
     @property
     def name(self) -> str:
         """The sensor's name."""
-        ...
 
     @property
     def channels(self) -> Sequence[SensorChannel]:
         """What it reads."""
-        ...
 
     def sample(self) -> Raw:
         """Read every channel once and return it raw with monotonic times, ns; never raises."""
-        ...
 
     def operations(self) -> Sequence[Operation] | None:
         """Return what compiled code may do in the place of `sample`; None when that takes Python, now or ever.
 
         `decode` is given the same as from `sample`: [t, answer, t, …, t].
         """
-        ...
 
     def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Turn what `sample` returned into points; a channel that failed is a SensorPoint with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
         """
-        ...
 
     def describe(self) -> dict[str, object]:
         """Return what a reader of the results should know of this sensor, JSON types only."""
-        ...
 
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
-        ...
 
     def close(self) -> None:
         """Release descriptors and libraries; may be called twice."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +110,6 @@ class Missing:
 
     def __str__(self) -> str:
         return f"{self.sensor}: {self.reason}. {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True)
-class Discovery:
-    """What one kind of sensor came to: the sensors, if any, and what is missing of them."""
-
-    sensors: tuple[Sensor, ...]
-    missing: tuple[Missing, ...] = ()
 
 
 def wraps(sensors: Iterable[Sensor]) -> dict[Part, float]:
@@ -144,3 +128,33 @@ def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> dict[Part, str]:
         for part, wrap_s in wraps(sensors).items()
         if wrap_s <= interval_ns / NS
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The sensors of a host, or of one kind, and what is missing with reason and remedy."""
+
+    sensors: tuple[Sensor, ...]
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def unreadable(self) -> dict[Part, Missing]:
+        """The parts that were found, that no sensor reads, and that leave their domain unknown, and why.
+
+        An estimate of a domain of which nothing is measured is one of all of it.
+        """
+        channels = [channel for sensor in self.sensors for channel in sensor.channels]
+        covered = {(channel.device, channel.domain) for channel in channels}
+        estimated = {channel.domain for channel in channels if channel.source == ESTIMATE}
+        return {
+            part: gap for gap in self.missing for part in gap.parts if part not in covered and part[1] not in estimated
+        }
+
+    def unknown(self, interval_ns: int) -> dict[Part, str]:
+        """Return the parts that have no figure at ticks of `interval_ns`, so that their domain has none, and why."""
+        return {part: str(gap) for part, gap in self.unreadable.items()} | wrapping(self.sensors, interval_ns)
+
+    def close(self) -> None:
+        """Close every sensor."""
+        for sensor in self.sensors:
+            sensor.close()

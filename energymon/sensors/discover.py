@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from energymon.errors import OptionError, SensorError
-from energymon.reading import COUNTERS, ESTIMATE
-from energymon.sensors.base import Discovery, Missing, Part, Sensor, wrapping
+from energymon.reading import COUNTERS, Domain
+from energymon.sensors import perf, powercap
+from energymon.sensors.base import Discovery, Missing, Part
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.nvml import open_nvml
-from energymon.sensors.perf import open_perf
-from energymon.sensors.powercap import domains as powercap_domains
-from energymon.sensors.powercap import open_powercap
-from energymon.sensors.rapl import open_rapl
+from energymon.sensors.rapl_sensor import SETTLE_S, unread
 
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
 the domains that both agree on; one that is named is taken as it is, and both are when both are named."""
 
 _MAX_DELAY_S: Final = 1.0
+_LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dram": "is without DRAM in every list"}
+_ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +57,15 @@ class SensorConfig:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSensors:
-    """The sensors of this host, and what is missing with reason and remedy."""
-
-    sensors: tuple[Sensor, ...]
-    missing: tuple[Missing, ...]
-
-    @property
-    def unreadable(self) -> dict[Part, Missing]:
-        """The parts that were found, that no sensor reads, and that leave their domain unknown, and why.
-
-        An estimate of a domain of which nothing is measured is one of all of it.
-        """
-        channels = [channel for sensor in self.sensors for channel in sensor.channels]
-        covered = {(channel.device, channel.domain) for channel in channels}
-        estimated = {channel.domain for channel in channels if channel.source == ESTIMATE}
-        return {
-            part: gap for gap in self.missing for part in gap.parts if part not in covered and part[1] not in estimated
-        }
-
-    def unknown(self, interval_ns: int) -> dict[Part, str]:
-        """Return the parts that have no figure at ticks of `interval_ns`, so that their domain has none, and why."""
-        return {part: str(gap) for part, gap in self.unreadable.items()} | wrapping(self.sensors, interval_ns)
-
-    def close(self) -> None:
-        """Close every sensor."""
-        for sensor in self.sensors:
-            sensor.close()
-
-
-def discover(config: SensorConfig, interval_ns: int) -> FoundSensors:
+def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     """Open the sensors that `config` asks for.
 
     Raises SensorError when one that was named is missing.
     """
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs),
-        "perf": lambda: open_perf(config.sysfs, zones=powercap_domains(config.sysfs)),
-        "powercap": lambda: open_powercap(config.sysfs),
+        "perf": lambda: perf.open_perf(config.sysfs, zones=powercap.domains(config.sysfs)),
+        "powercap": lambda: powercap.open_powercap(config.sysfs),
         "nvml": lambda: open_nvml(interval_ns, config.nvml),
     }
     wanted = [name for name in SENSORS if name in config.sensors] or ["rapl", "nvml"]
@@ -106,11 +76,80 @@ def discover(config: SensorConfig, interval_ns: int) -> FoundSensors:
         sensor.delay(config.delays_s)
     lacking = [name for name in config.sensors if not opened[name].sensors]
     if lacking:
-        FoundSensors(tuple(sensors), ()).close()
+        Discovery(tuple(sensors), ()).close()
         reasons = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
         raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {reasons}")
     # A module's counter holds its CPU already.
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
         sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
-    return FoundSensors(tuple(sensors), missing)
+    return Discovery(tuple(sensors), missing)
+
+
+def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
+    """Open RAPL by whichever of the kernel's two interfaces can be read, in the domains that both agree on.
+
+    Perf events come first: 64 bits without wraps, and all of a socket in one system call. Powercap is read where perf
+    cannot be, and its list of domains confirms perf's, readable or not. A domain that only one of two lists has is left
+    out and named, and a list that stands alone is taken as it is. Either list holds the package and the DRAM of every
+    socket and nothing that lies inside them or repeats them: no core, uncore, psys or MMIO. Domains that are
+    lacking, and the better interface where it cannot be read, are in `missing`.
+    """
+    zones = powercap.domains(sysfs)
+    in_perf, in_powercap = set(perf.domains(sysfs)), set(zones)
+    agreed = in_perf & in_powercap if in_perf and in_powercap else in_perf | in_powercap
+    left_out = tuple(
+        Missing(
+            name,
+            f"{domain} of {device} is in {name}'s list alone and is left out",
+            _ALONE.format(name),
+            unread((device, domain), agreed),
+        )
+        for name, alone in (("perf", in_perf - agreed), ("powercap", in_powercap - agreed))
+        for device, domain in sorted(alone)
+    )
+    left_out += tuple(_unlisted(sysfs, in_perf | in_powercap))
+    if left_out and not agreed:
+        return Discovery((), left_out)
+    by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None, zones=zones)
+    if by_perf.sensors:
+        return Discovery(by_perf.sensors, (*by_perf.missing, *left_out))
+    by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)
+    if in_powercap:
+        # Powercap is read, so powercap says what can be read and what cannot.
+        by_perf = replace(by_perf, missing=tuple(replace(gap, parts=()) for gap in by_perf.missing))
+    return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))
+
+
+def _unlisted(sysfs: Path, listed: Collection[Part]) -> Iterator[Missing]:
+    """Yield the packages and DRAMs that others of their kind are listed without."""
+    expected: dict[Domain, set[str]] = {"cpu": _sockets(sysfs), "dram": {_socket(device) for device, _ in listed}}
+    for domain, whole in expected.items():
+        there = {_socket(device) for device, of in listed if of == domain}
+        # Compared by number, for older kernels number packages in their own way.
+        if there and len(there) < len(whole):
+            for socket in sorted(whole - there)[: len(whole) - len(there)]:
+                yield Missing(
+                    "rapl",
+                    f"{socket} {_LACKS[domain]} of perf's or powercap's, unlike {', '.join(sorted(there))}",
+                    "give the agent all of the host's /sys, or report it with the kernel's version",
+                    ((socket, domain),),
+                )
+
+
+def _sockets(sysfs: Path) -> set[str]:
+    """Return the packages that the kernel places CPUs in, as the lists name them."""
+    found: set[str] = set()
+    for file in (sysfs / "devices" / "system" / "cpu").glob("cpu[0-9]*/topology/physical_package_id"):
+        try:
+            number = int(file.read_text())
+        except (OSError, ValueError):
+            # A CPU that goes offline takes its topology along.
+            continue
+        if number >= 0:
+            found.add(f"package-{number}")
+    return found
+
+
+def _socket(device: str) -> str:
+    return device.partition("-die-")[0]

@@ -24,7 +24,7 @@ from energymon.sensors.nvml_library import (
     load,
     unanswered,
 )
-from energymon.sensors.updates import Poll, Updates, lag_of, polled, updates
+from energymon.sensors.updates import Poll, lag_of, period_ms, polled
 from energymon.ticker.ticker import Operation, Raw
 
 _PROBE_S: Final = 0.3
@@ -122,7 +122,7 @@ class NvmlSensor:
         if samples_power_alone(self.channels):
             for series in self._series():
                 series.dither(interval_ns)
-        self._counter_updates: Updates | None = None
+        self._counter_period_ms: float | None = None
         self._failed = False
         self._renewed_ns = 0
         # This board's own hold on the library: NVML counts them.
@@ -182,7 +182,7 @@ class NvmlSensor:
             "model": self._model,
             "uuid": self._uuid,
             "module_power": self._module,
-            "counter_period_ms": None if self._counter_updates is None else self._counter_updates.median_ms,
+            "counter_period_ms": self._counter_period_ms,
         }
         described["channels"] = [
             {
@@ -222,7 +222,7 @@ class NvmlSensor:
 
     def learn_updates(self, shown: Sequence[Poll], polled_s: float) -> None:
         """Take what polling for `polled_s` showed of the counter."""
-        self._counter_updates = updates((look.after_ns, look.value) for look in shown)
+        self._counter_period_ms = period_ms((look.after_ns, look.value) for look in shown)
         for series in self._series():
             if series.counter is not None:
                 series.counter.lag_s = lag_of(shown) or polled_s

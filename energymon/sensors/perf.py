@@ -21,9 +21,7 @@ from typing import Final
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import CLOSED, Discovery, Missing, Part, RawCounter
 from energymon.sensors.counter import Counter
-from energymon.sensors.rapl_domains import MAX_DOMAIN_W, SETTLE_S, drop_idle, learn_lags
-from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor
-from energymon.ticker.ticker import Operation
+from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, RaplSensor, drop_idle, learn_lags
 
 _NAME: Final = "perf"
 _SOURCE: Final = "rapl-perf"
@@ -119,6 +117,7 @@ class _PerfGroup(RaplCounters):
     """The events of one socket or die, which one read returns together."""
 
     reopens_on_doubt = False
+    seeks = False
 
     def __init__(self, pmu_type: int, device: str, cpu: int, events: list[PerfEvent]) -> None:
         self._pmu_type = pmu_type
@@ -128,11 +127,11 @@ class _PerfGroup(RaplCounters):
         self._words = struct.Struct(f"={1 + len(events)}Q")
         self._references: list[Reference | None] = [None] * len(events)
         self.device = device
-        self.size = self._words.size
         super().__init__(
             _SOURCE,
             [(device, event.domain) for event in events],
             [Counter(unit_j=event.unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE]) for event in events],
+            self._words.size,
         )
         self.open()
 
@@ -157,19 +156,11 @@ class _PerfGroup(RaplCounters):
             self.close()
             raise
 
-    def read(self) -> bytes:
-        """Read all events."""
-        return os.read(self.fd, self.size)
-
     def parse(self, data: bytes) -> Sequence[int]:
         """Return each event's value."""
         if len(data) != self.size:
             raise ValueError(f"a read returned {len(data)} bytes, expected {self.size}")
         return self._words.unpack(data)[1:]
-
-    def operation(self) -> Operation:
-        """Return a read of all events."""
-        return Operation(self.size, fd=self.fd)
 
     def started(self, i: int, value: int) -> RawCounter | None:
         """Return powercap's counter behind an event that showed `value`."""
@@ -242,8 +233,7 @@ def open_perf(
         group.refer(zones)
     if not groups:
         return Discovery((), tuple(missing))
-    sensor = RaplSensor(_NAME, groups, os.read, max(group.size for group in groups), confirmed_by=confirmed_by)
-    return Discovery((sensor,), tuple(missing))
+    return Discovery((RaplSensor(_NAME, groups, confirmed_by),), tuple(missing))
 
 
 def _open_groups(pmu: Pmu, wanted: set[Part], missing: list[Missing], paranoid: Path) -> list[_PerfGroup]:

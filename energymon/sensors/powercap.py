@@ -11,9 +11,7 @@ from typing import Final
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Discovery, Missing, Part, RawCounter
 from energymon.sensors.counter import Counter
-from energymon.sensors.rapl_domains import MAX_DOMAIN_W, SETTLE_S, drop_idle, learn_lags
-from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor
-from energymon.ticker.ticker import Operation
+from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, RaplSensor, drop_idle, learn_lags
 
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
@@ -49,11 +47,12 @@ class _Zone(RaplCounters):
     """One energy_uj file."""
 
     reopens_on_doubt = True
+    seeks = True
 
     def __init__(self, path: Path, domain: Part) -> None:
         self.path = path / "energy_uj"
         counter = Counter(unit_j=_JOULES_PER_UJ, wrap=_range(path), max_w=_max_w(path), lag_s=LAG_S[_SOURCE])
-        super().__init__(_SOURCE, [domain], [counter])
+        super().__init__(_SOURCE, [domain], [counter], _BYTES)
         try:
             self.open()
             _number(self.path)
@@ -66,17 +65,9 @@ class _Zone(RaplCounters):
         self.close()
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self) -> bytes:
-        """Read the file from its start."""
-        return os.pread(self.fd, _BYTES, 0)
-
     def parse(self, data: bytes) -> list[int]:
         """Return the microjoules that the file holds."""
         return [_parse(data)]
-
-    def operation(self) -> Operation:
-        """Return a read of the file from its start."""
-        return Operation(_BYTES, fd=self.fd, seeks=True)
 
     def started(self, i: int, value: int) -> RawCounter:
         """Return the counter with its first value."""
@@ -169,8 +160,7 @@ def open_powercap(
     files = list(zones.values())
     learn_lags(files, settle_s)
     if files:
-        sensor = RaplSensor(_NAME, files, os.pread, _BYTES, 0, confirmed_by=confirmed_by)
-        return Discovery((sensor,), tuple(missing))
+        return Discovery((RaplSensor(_NAME, files, confirmed_by),), tuple(missing))
     if not missing:
         if _entries(sysfs):
             missing.append(Missing(_NAME, f"no zone below {root} is known to be a package or DRAM", _MASKED))

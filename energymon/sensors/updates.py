@@ -20,14 +20,6 @@ _MARGIN: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Updates:
-    """What polling a counter showed."""
-
-    median_ms: float
-    longest_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Poll:
     """One look at a counter."""
 
@@ -37,14 +29,13 @@ class Poll:
     value: object
 
 
-def updates(shown: Iterable[tuple[int, object]]) -> Updates | None:
-    """Return the times between changes of a value; `shown` are (time in ns, value) in order.
+def period_ms(shown: Iterable[tuple[int, object]]) -> float | None:
+    """Return the median time between changes of a value, ms; `shown` are (time in ns, value) in order.
 
-    None when fewer than two changes were seen: their distance is then unknown.
+    None when fewer than two changes were seen.
     """
     changes = [after for before, after in pairwise(shown) if before[1] != after[1]]
-    gaps_ms = [(after[0] - before[0]) / 1e6 for before, after in pairwise(changes)]
-    return Updates(median(gaps_ms), max(gaps_ms)) if gaps_ms else None
+    return median((after[0] - before[0]) / 1e6 for before, after in pairwise(changes)) if len(changes) > 1 else None
 
 
 def polled(

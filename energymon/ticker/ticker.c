@@ -1,7 +1,7 @@
 /* Takes a tick after the other while all is well, for energymon/ticker.py: the loop of energymon/monitor.py at a
  * third of its cost. Whatever is out of the ordinary is left to that one.
  *
- * A slot of the ring holds a tick (int64 ns, UTC), when its first operation was begun (int64 ns, monotonic), and for
+ * A slot of the ring holds a tick (int64 ns, UTC), when its first operation started (int64 ns, monotonic), and for
  * each operation when it was done (int64 ns, monotonic), its status (int32: bytes read, -errno, or what the function
  * returned), and its data, padded to 8 bytes.
  */
@@ -24,7 +24,7 @@ struct operation {
 /* Shared with Python: every field has one writer. */
 struct control {
     int64_t produced;    /* ticks in the ring since it was made */
-    int64_t begun_ns;    /* when the operation in progress was begun, 0 between ticks */
+    int64_t started_ns;    /* when the operation in progress started, 0 between ticks */
     int64_t next_ns;     /* the tick that is awaited */
     int32_t in_progress; /* its place */
     int32_t unused;
@@ -125,7 +125,7 @@ int run(const struct task *task) {
             for (int i = 0; i < task->count; i++) {
                 const struct operation *op = &task->operations[i];
                 __atomic_store_n(&control->in_progress, i, __ATOMIC_RELAXED);
-                __atomic_store_n(&control->begun_ns, before_ns, __ATOMIC_RELEASE);
+                __atomic_store_n(&control->started_ns, before_ns, __ATOMIC_RELEASE);
                 int32_t status = perform(op, (uint8_t *)(at + 2));
                 int64_t after_ns = now_ns(CLOCK_MONOTONIC);
                 at[0] = after_ns;
@@ -140,7 +140,7 @@ int run(const struct task *task) {
                 at += 2 + (op->size + 7) / 8;
             }
         }
-        __atomic_store_n(&control->begun_ns, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&control->started_ns, 0, __ATOMIC_RELEASE);
         if (__atomic_load_n(&control->abandon, __ATOMIC_ACQUIRE))
             return ABANDONED;
         int64_t taken_ns = control->next_ns;

@@ -86,22 +86,6 @@ class Taken(NamedTuple):
     return code, or the OSError that came instead."""
 
 
-class TickBlock:
-    """The ticks that a ring held."""
-
-    def __init__(self, data: bytes, operations: Sequence[Sequence[Operation]]) -> None:
-        self._data = data
-        self._operations = operations
-
-    def __len__(self) -> int:
-        return len(self._data) // _layout(self._operations).size
-
-    def ticks(self) -> list[Taken]:
-        """Return one tick after the other."""
-        form = _layout(self._operations)
-        return [_taken(flat, self._operations) for flat in form.iter_unpack(self._data)]
-
-
 class _OperationStruct(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -117,7 +101,7 @@ class _OperationStruct(ctypes.Structure):
 class _ControlStruct(ctypes.Structure):
     _fields_ = (
         ("produced", ctypes.c_int64),
-        ("begun_ns", ctypes.c_int64),
+        ("started_ns", ctypes.c_int64),
         ("next_ns", ctypes.c_int64),
         ("in_progress", ctypes.c_int32),
         ("unused", ctypes.c_int32),
@@ -186,9 +170,9 @@ class Ticker:
         operations = [operation for group in groups for operation in group]
         self._groups = groups
         self._sizes = [len(group) for group in groups]
-        self._slot_bytes = _layout(groups).size
+        self._slot = _layout(groups)
         capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
-        self._ring = bytearray(capacity * self._slot_bytes)
+        self._ring = bytearray(capacity * self._slot.size)
         self._capacity = capacity
         self._control = _ControlStruct(until_ns=_FOREVER)
         self._operations = (_OperationStruct * len(operations))(*map(_packed, operations))
@@ -198,7 +182,7 @@ class Ticker:
             operations=self._operations,
             ring=ctypes.addressof(self._buffer),
             capacity=capacity,
-            slot_bytes=self._slot_bytes,
+            slot_bytes=self._slot.size,
             interval_ns=interval_ns,
             offset_ns=offset_ns,
             wall_ns=wall_ns,
@@ -217,29 +201,29 @@ class Ticker:
         reason = Reason(self._run(ctypes.byref(self._task)))
         return reason, int(self._control.next_ns)
 
-    def take(self) -> TickBlock | None:
-        """Return the ticks that are in the ring and remove them; None without any."""
-        control, size = self._control, self._slot_bytes
+    def take(self) -> list[Taken]:
+        """Return the ticks that are in the ring, in order, and remove them."""
+        control, size = self._control, self._slot.size
         with self._taking:
             first, end = int(control.consumed), int(self._end(ctypes.byref(control)))
             if first == end:
-                return None
+                return []
             start, stop = first % self._capacity * size, end % self._capacity * size
             ring = memoryview(self._ring)
             data = bytes(ring[start:stop]) if start < stop else bytes(ring[start:]) + bytes(ring[:stop])
             self._free(ctypes.byref(control), end)
-        return TickBlock(data, self._groups)
+        return [_taken(flat, self._groups) for flat in self._slot.iter_unpack(data)]
 
     def in_progress(self) -> tuple[int, int] | None:
         """Return the group that is at work and since when, monotonic ns; None between ticks."""
-        begun_ns = int(self._control.begun_ns)
-        return (self._group(int(self._control.in_progress)), begun_ns) if begun_ns else None
+        started_ns = int(self._control.started_ns)
+        return (self._group(int(self._control.in_progress)), started_ns) if started_ns else None
 
     def left_with(self) -> Taken:
         """Return what the tick that was abandoned has brought, the group that held it up last."""
-        control, size = self._control, self._slot_bytes
-        start = control.produced % self._capacity * size
-        (whole,) = TickBlock(bytes(self._ring[start : start + size]), self._groups).ticks()
+        control = self._control
+        start = control.produced % self._capacity * self._slot.size
+        whole = _taken(self._slot.unpack_from(self._ring, start), self._groups)
         last = self._group(int(control.in_progress))
         # Of a group that was not done to its end there is no answer.
         ended = sum(self._sizes[: last + 1]) == int(control.in_progress) + 1

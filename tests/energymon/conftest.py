@@ -6,21 +6,71 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from energymon import Ticks
+from energymon import START, Reading, SqliteStore, Ticks
 from energymon.sensors.perf import open_perf
 from tests.energymon import trees
 from tests.energymon.nvml import fake
 
 REPO = Path(__file__).parents[2]
+FOREVER = 2**62
+
+
+def wait_for(condition, seconds=40.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def stored(path: Path):
+    """Return the readings, ticks and events of a store."""
+    with SqliteStore.open(path) as store:
+        return store.readings(0, FOREVER), one_by_one(store.ticks(0, FOREVER)), store.events()
+
+
+def event_kinds(path: Path) -> list[str]:
+    return [event.kind for event in stored(path)[2]]
 
 
 def one_by_one(ticks: list[Ticks]) -> list[Ticks]:
     """Return ticks that follow each other as so many single ones."""
     return [Ticks(t.first_ns + k * t.interval_ns, t.node, t.missed) for t in ticks for k in range(t.count)]
+
+
+def assert_nothing_is_made_up(readings: list[Reading], rapl: trees.Tree) -> None:
+    """The joules between two readings of a life are what the counter went by between them, to a microjoule."""
+    by_domain = {"cpu": rapl.packages, "dram": rapl.drams}
+    zones = {(f"package-{i}", domain): zone for domain, of in by_domain.items() for i, zone in enumerate(of)}
+    assert set(zones) <= {(r.device, r.domain) for r in readings}
+    for (device, domain), zone in zones.items():
+        lives: list[list[int]] = []
+        for row in sorted(readings, key=lambda r: r.tick_ns):
+            if (row.device, row.domain) == (device, domain):
+                if row.flags == START:
+                    lives.append([])
+                lives[-1].append(round(row.joules * 1e6))
+                assert row.joules == pytest.approx(lives[-1][-1] / 1e6, rel=1e-9)
+        shown = set(zone.shown_uj)
+        for life in lives:
+            # A counter that stood still for a while on a busy machine, and jumped, begins a life of the same agent.
+            series = [uj - life[0] for uj in life]
+            assert series == sorted(series)
+            firsts = [first for first in shown if first + series[-1] in shown]
+            assert any(all(first + uj in shown for uj in series) for first in firsts), (device, domain)
+
+
+def read(sensor):
+    """Return a sensor's points, their times monotonic ns."""
+    return sensor.decode(sensor.sample(), 0)
+
+
+def channels(found):
+    return [(c.device, c.domain) for sensor in found.sensors for c in sensor.channels]
 
 
 @pytest.fixture
@@ -101,17 +151,6 @@ def boards(tmp_path, monkeypatch):
     control = tmp_path / "boards"
     monkeypatch.setenv("FAKE_NVML", str(control))
     return fake.Boards(control)
-
-
-@pytest.fixture(scope="session")
-def clock_shim(tmp_path_factory):
-    """A library that shifts the wall clock of a process, and of no other."""
-    if fake.compiler() is None:
-        pytest.skip("the shim is C: no cc on this host")
-    library = tmp_path_factory.mktemp("clock") / "shift_clock.so"
-    source = Path(__file__).parent / "clock" / "shift_clock.c"
-    subprocess.run([fake.compiler(), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
 
 
 class Agent:

@@ -31,29 +31,18 @@ def test_an_idle_span_without_length_is_refused():
 
 
 def test_net_is_gross_less_the_idle_power_over_the_windows_length_and_errors_add_up():
-    energies = joules(ramp(100.0), S, 3 * S)
-    (found,) = net(energies, [baseline(30.0, 0)], 2.0)
-    assert (found.gross_j, found.idle_j, found.net_j) == pytest.approx((200.0, 60.0, 140.0))
-    assert found.error_j == pytest.approx(energies[0].error_j + 1.0)
-
-
-def test_a_window_that_draws_less_than_idle_has_negative_net_joules():
-    (found,) = net(joules(ramp(20.0), S, 3 * S), [baseline(30.0, 0)], 2.0)
-    assert found.net_j == pytest.approx(-20.0)
-
-
-def test_a_series_without_a_baseline_has_no_net_figure():
-    (found,) = net(joules(ramp(20.0), S, 3 * S), [baseline(30.0, 0, device="package-1")], 2.0)
-    assert (found.idle_j, found.net_j, found.error_j) == (None, None, None)
-    assert found.gross_j == pytest.approx(40.0)
+    energies = joules([*ramp(100.0), *ramp(20.0, device="package-1"), *ramp(20.0, domain="dram")], S, 3 * S)
+    used, unknown, idle = net(energies, [baseline(30.0, 0), baseline(30.0, 0, device="package-1")], 2.0)
+    assert (used.device, used.idle_j, used.net_j) == ("package-0", pytest.approx(60.0), pytest.approx(140.0))
+    assert used.net_error_j == pytest.approx(used.error_j + 1.0)
+    assert (idle.device, idle.net_j) == ("package-1", pytest.approx(-20.0))
+    assert (unknown.idle_j, unknown.net_j, unknown.net_error_j) == (None, None, None)
 
 
 def test_an_estimates_net_has_no_bound():
     rows = ramp(20.0, source="estimate")
-    idle = baseline_of(rows, 0, S)
-    (found,) = net(joules(rows, S, 3 * S), idle, 2.0)
-    assert found.net_j == pytest.approx(0.0)
-    assert found.error_j is None
+    (found,) = net(joules(rows, S, 3 * S), baseline_of(rows, 0, S), 2.0)
+    assert (found.net_j, found.net_error_j) == (pytest.approx(0.0), None)
 
 
 def test_the_baseline_of_a_window_is_the_last_before_it_or_else_the_first_after():

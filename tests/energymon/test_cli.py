@@ -63,16 +63,27 @@ def test_instants_that_no_store_can_hold_are_refused(store, capsys, instant):
     assert capsys.readouterr().err.startswith("energymon: ")
 
 
+@pytest.mark.parametrize("times", ["--start 1", "--start 2 --end 1", "--last 60", "--last 5m --start 1 --end 2"])
+def test_times_of_a_query_that_make_no_window_end_in_one_line(store, capsys, times):
+    assert main(["query", "--store", str(store), *times.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("energymon: ")
+
+
 def test_an_instant_without_an_offset_is_utc_and_help_says_so(store, capsys):
     for command in ("query", "export"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         assert "which is UTC too unless it has an offset" in " ".join(capsys.readouterr().out.split())
     told = []
-    for start, end in (("1970-01-01T00:00:01", "1970-01-01T00:00:02"), ("1970-01-01T01:00:01+01:00", "2000000000")):
+    for start, end in (
+        ("1970-01-01T00:00:01.000001", "1970-01-01T00:00:02"),
+        ("1970-01-01T01:00:01.000001+01:00", "2000000000"),
+    ):
         assert main(["query", "--store", str(store), "--start", start, "--end", end, "--json"]) == 0
         told.append(json.loads(capsys.readouterr().out))
     assert told[0] == told[1]
+    assert told[0]["windows"][0]["start_ns"] == 1_000_001_000
 
 
 def test_a_query_before_the_first_agent_says_when_that_one_started(tmp_path, capsys):

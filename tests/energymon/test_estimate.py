@@ -4,6 +4,7 @@ import pytest
 
 from energymon.sensors import estimate as estimate_module
 from energymon.sensors.estimate import EstimateSensor
+from tests.energymon.conftest import read
 
 HZ = os.sysconf("SC_CLK_TCK")
 
@@ -15,10 +16,6 @@ class At:
 
     def monotonic_ns(self) -> int:
         return self.now_ns
-
-
-def read(sensor):
-    return sensor.decode(sensor.sample(), 0)
 
 
 def line(**seconds) -> str:
@@ -45,19 +42,20 @@ def measure(at, tmp_path, before, after, **options):
     return point
 
 
-def test_an_idle_host_draws_the_idle_share_of_its_tdp(at, tmp_path):
-    point = measure(at, tmp_path, line(idle=40), line(idle=80), tdp_w=100, idle_fraction=0.2)
-    assert point.joules == pytest.approx(200.0)
-
-
-def test_a_busy_host_draws_its_tdp(at, tmp_path):
-    point = measure(at, tmp_path, line(user=1), line(user=31, system=10), tdp_w=100, idle_fraction=0.2)
-    assert point.joules == pytest.approx(1000.0)
-
-
-def test_waiting_for_disks_and_stolen_time_are_idle(at, tmp_path):
-    point = measure(at, tmp_path, line(), line(iowait=20, steal=20), tdp_w=100, idle_fraction=0)
-    assert point.joules == 0.0
+@pytest.mark.parametrize(
+    ("before", "after", "idle_fraction", "joules"),
+    [
+        ({"idle": 40}, {"idle": 80}, 0.2, 200.0),
+        ({"user": 1}, {"user": 31, "system": 10}, 0.2, 1000.0),
+        # Waiting for disks and stolen time are idle.
+        ({}, {"iowait": 20, "steal": 20}, 0, 0.0),
+    ],
+)
+def test_a_host_draws_between_the_idle_share_of_its_tdp_and_all_of_it(
+    at, tmp_path, before, after, idle_fraction, joules
+):
+    point = measure(at, tmp_path, line(**before), line(**after), tdp_w=100, idle_fraction=idle_fraction)
+    assert point.joules == pytest.approx(joules)
 
 
 def test_a_stat_file_of_another_form_is_a_problem(at, tmp_path):

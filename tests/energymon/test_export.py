@@ -88,24 +88,25 @@ def test_line_protocol_is_what_the_sender_sends(store, capsys):
         f"energy,device=package-0,domain=cpu,node=a\\ b,session={session.name},source=rapl-perf "
         "joules=25.0,offset_ns=185000 500000000",
     ]
-
-
-def test_tuples_in_line_protocol_are_those_that_are_sent(store, capsys):
     export(store, "-", "line", "tuples", start_ns=0, end_ns=TICK, node="c")
     (session,) = (session for session in store.sessions() if session.node == "c")
     fields = 'cpu_energy_estimate=2.0,cpu_source="estimate"'
     assert capsys.readouterr().out == f"tuples,node_id=c,run={session.name} {fields} 100000000\n"
 
 
-def test_parquet_is_not_written_to_stdout(store):
-    with pytest.raises(OptionError, match="--format"):
-        export(store, "-", "parquet")
-
-
-@pytest.mark.parametrize("format", ["parquet", "csv", "line"])
-def test_a_file_that_cannot_be_written_is_named(store, tmp_path, format):
-    with pytest.raises(OptionError, match="no/such/out"):
-        export(store, tmp_path / "no/such/out", format)
+@pytest.mark.parametrize(
+    ("out", "format", "told"),
+    [
+        ("-", "parquet", "--format"),
+        *(("FOLDER/no/such/out", format, "no/such/out") for format in ("parquet", "csv", "line")),
+        *((out, "csv", "expected the name of a file") for out in ("", ".", "/")),
+        ("FOLDER", "csv", "is no regular file"),
+        ("FOLDER/out.txt", None, "--format"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_with_its_name(store, tmp_path, out, format, told):
+    with pytest.raises(OptionError, match=told):
+        export(store, out.replace("FOLDER", str(tmp_path)), format)
 
 
 def test_what_was_there_stays_until_the_new_file_is_whole(store, tmp_path, monkeypatch):
@@ -123,14 +124,3 @@ def test_what_was_there_stays_until_the_new_file_is_whole(store, tmp_path, monke
         export(store, out, "csv")
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
-
-
-@pytest.mark.parametrize("out", ["", ".", "/"])
-def test_an_output_that_is_no_files_name_is_refused(store, out):
-    with pytest.raises(OptionError, match="expected the name of a file"):
-        export(store, out, "csv")
-
-
-def test_a_folder_is_refused(store, tmp_path):
-    with pytest.raises(OptionError, match=tmp_path.name):
-        export(store, tmp_path, "csv")

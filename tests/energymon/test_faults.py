@@ -15,50 +15,12 @@ import pytest
 
 from energymon import START, SqliteStore, StoreError
 from energymon.reading import Reading
-from tests.energymon.conftest import one_by_one
+from tests.energymon.conftest import assert_nothing_is_made_up, stored, wait_for
 
 pytestmark = pytest.mark.process
 
 REPO = Path(__file__).parents[2]
 S = 1_000_000_000
-
-
-def everything(store: Path):
-    """Return the readings, ticks and events of a store."""
-    with SqliteStore.open(store) as opened:
-        return opened.readings(0, 2**62), one_by_one(opened.ticks(0, 2**62)), opened.events()
-
-
-def lives(rows: list[Reading]) -> list[list[Reading]]:
-    """Split one series where an agent began."""
-    found: list[list[Reading]] = []
-    for row in sorted(rows, key=lambda r: r.tick_ns):
-        if row.flags == START:
-            found.append([])
-        found[-1].append(row)
-    return found
-
-
-def assert_nothing_is_made_up(readings, rapl):
-    """The joules between any two readings of a life are what the counter went by between them, to a microjoule."""
-    zones = {("package-0", "cpu"): rapl.packages[0], ("package-1", "dram"): rapl.drams[1]}
-    for (device, domain), zone in zones.items():
-        rows = [r for r in readings if (r.device, r.domain) == (device, domain)]
-        shown = set(zone.shown_uj)
-        for life in lives(rows):
-            sums = [round(row.joules * 1e6) for row in life]
-            assert [row.joules for row in life] == pytest.approx([uj / 1e6 for uj in sums], rel=1e-9)
-            # A counter that stood still for a while on a busy machine, and jumped, begins a life of the same agent.
-            series = [uj - sums[0] for uj in sums]
-            firsts = [first for first in shown if first + series[-1] in shown]
-            assert any(all(first + uj in shown for uj in series) for first in firsts), (device, life[0])
-
-
-def wait_for(true, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -77,7 +39,7 @@ def killed_25_times(sysfs: Path, store: Path, seed: int):
     argv = [sys.executable, "-m", "energymon", "run", "--store", store, "--node", "n", "--interval-ms", "5"]
     argv += ["--sysfs", sysfs, "--until-eof"]
     sampler = {**os.environ, "ENERGYMON_COMPILED": str(seed % 2)}
-    stored: set[Reading] = set()
+    kept_before: set[Reading] = set()
     said = store.with_suffix(".log")
     for _ in range(25):
         with said.open("wb") as log:
@@ -90,14 +52,14 @@ def killed_25_times(sysfs: Path, store: Path, seed: int):
             agent.stdin.write(b"\n")
             agent.stdin.flush()
             time.sleep(moments.uniform(0.0, 0.01))
-            stored |= set(everything(store)[0])
+            kept_before |= set(stored(store)[0])
         agent.kill()
         agent.communicate()
-        kept = everything(store)[0]
-        assert stored <= set(kept)
+        kept = stored(store)[0]
+        assert kept_before <= set(kept)
         assert len({(r.device, r.domain, r.source, r.tick_ns) for r in kept}) == len(kept)
-    assert len(stored) > 100
-    return everything(store)[0]
+    assert len(kept_before) > 100
+    return stored(store)[0]
 
 
 @pytest.mark.slow
@@ -122,11 +84,11 @@ def test_a_board_that_hangs_costs_the_packages_a_few_ticks_and_comes_back(rapl, 
         boards()
 
         def back():
-            return any(r.device == "gpu-1" and r.tick_ns > hung_until for r in everything(agent.store)[0])
+            return any(r.device == "gpu-1" and r.tick_ns > hung_until for r in stored(agent.store)[0])
 
         wait_for(back)
         agent.end()
-    readings, ticks, _ = everything(agent.store)
+    readings, ticks, _ = stored(agent.store)
     alone = [t for t in ticks if t.missed and hung_until - S < t.first_ns < hung_until]
     assert len(alone) > 25, "a tick that lacks the board is a missed one"
     packages = {r.tick_ns for r in readings if r.device == "package-0"}
@@ -152,16 +114,16 @@ def test_an_agent_without_a_standard_stream_ends_when_it_is_told_to(rapl, tmp_pa
     command = f"exec {shlex.join(argv)} {closed}"
     with rapl.running():
         agent = subprocess.Popen(["sh", "-c", command], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(lambda: store.exists() and everything_there(store))
+        wait_for(lambda: store.exists() and is_there(store))
         agent.terminate()
         told, _ = agent.communicate(timeout=20)
     assert agent.returncode == 0
     assert b"energymon: " not in told, "what is for stderr is not on stdout"
 
 
-def everything_there(store):
+def is_there(store):
     try:
-        return everything(store)[0]
+        return stored(store)[0]
     except StoreError:
         return []
 
@@ -175,7 +137,7 @@ def test_ticks_that_are_missed_again_and_again_are_told_about_once_in_a_while(ra
             agent.process.send_signal(signal.SIGCONT)
             time.sleep(0.1)
         agent.end()
-    _, ticks, events = everything(agent.store)
+    _, ticks, events = stored(agent.store)
     told = [e.message for e in events if e.kind == "ticks-missed"]
     assert 1 <= len(told) <= 4, "the first, and the rest of each second and more"
     assert sum(int(message.split()[0]) for message in told) == sum(t.missed for t in ticks)
@@ -200,4 +162,4 @@ def test_a_store_that_was_closed_in_order_is_read_by_whoever_may_not_write_its_f
     with SqliteStore.create(path) as store:
         store.append([reading])
     with as_nobody():
-        assert everything(path)[0] == [reading]
+        assert stored(path)[0] == [reading]

@@ -21,33 +21,15 @@ def ramp(watts=100.0, count=21, **kind):
     return [reading(100 * k, watts * 0.1 * k, **kind) for k in range(count)]
 
 
-@pytest.mark.parametrize(("source", "lag_ms"), [("rapl-powercap", 1), ("nvml-counter", 100)])
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 2**32))
-def test_the_error_bound_holds_for_a_counter_that_lags_behind_bursts_of_power(source, lag_ms, seed):
-    dice = random.Random(seed)
-    # True energy, ms by ms.
-    true, power = [0.0], 0.0
-    for ms in range(6000):
-        if ms % 400 == 0:
-            power = dice.choice([20.0, 150.0, 300.0])
-        true.append(true[-1] + power / 1000)
-    lag = dice.randint(0, lag_ms)
-    readings = [reading(ms, true[max(0, ms - lag)], source=source) for ms in range(0, 6000, 100)]
-    for _ in range(50):
-        a, b = sorted(dice.randint(1500, 5500) for _ in range(2))
-        (energy,) = joules(readings, a * MS, b * MS)
-        assert abs(energy.joules - (true[b] - true[a])) <= energy.error_j + 1e-9
-
-
 @settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 2**32))
-def test_the_error_bound_holds_for_bursts_shorter_than_the_lag(seed):
+def test_the_error_bound_holds_however_often_a_counter_is_updated_and_read_and_for_bursts_shorter_than_either(seed):
     dice = random.Random(seed)
-    lag, tick, shift = dice.choice([20, 60, 100]), dice.choice([10, 50, 100]), dice.randrange(100)
+    lag, tick, shift = dice.choice([20, 60, 100]), dice.choice([1, 10, 20, 50, 100]), dice.randrange(100)
+    powers = dice.choice([[0.0] * 30 + [2.0], [0.06], [0.3, 0.7]])
     true = [0.0]
     for _ in range(1200):
-        true.append(true[-1] + dice.choice([0.0] * 30 + [2.0]))
+        true.append(true[-1] + dice.choice(powers))
     readings = [
         reading(ms, true[max(0, ms - (ms + shift) % lag)], late_us=dice.randint(0, 300), source="nvml-counter")
         for ms in range(0, 1200, tick)
@@ -56,27 +38,7 @@ def test_the_error_bound_holds_for_bursts_shorter_than_the_lag(seed):
         a, b = sorted(dice.randint(100, 950) for _ in range(2))
         (energy,) = joules(readings, a * MS, b * MS, lags={("n", "package-0", "cpu", "nvml-counter"): lag / 1000})
         assert abs(energy.joules - (true[b] - true[a])) <= energy.error_j + 1e-9
-
-
-@pytest.mark.parametrize("tick_ms", [1, 10, 20])
-@settings(deadline=None, max_examples=10)
-@given(seed=st.integers(0, 2**32))
-def test_the_error_bound_holds_for_a_counter_that_is_read_more_often_than_it_is_updated(tick_ms, seed):
-    dice = random.Random(seed)
-    true, power = [0.0], 0.0
-    for ms in range(4000):
-        if ms % 250 == 0:
-            power = dice.choice([60.0, 300.0, 700.0])
-        true.append(true[-1] + power / 1000)
-    period = dice.choice([25, 60, 100])
-    readings = [
-        reading(ms, true[ms - ms % period], source="nvml-counter", domain="gpu") for ms in range(0, 4000, tick_ms)
-    ]
-    for _ in range(50):
-        a, b = sorted(dice.randint(500, 3500) for _ in range(2))
-        (energy,) = joules(readings, a * MS, b * MS)
-        assert abs(energy.joules - (true[b] - true[a])) <= energy.error_j + 1e-9
-        assert energy.error_j <= 2 * 2 * 700 * 0.1 + 2 * 700 * 0.1
+        assert energy.error_j <= 2 * 3 * 1000 * max(powers) * 0.1
 
 
 def test_a_window_between_ticks_is_interpolated_and_bounded_by_its_edges():
@@ -128,30 +90,6 @@ def test_the_bound_holds_for_a_window_told_by_a_clock_that_is_off(seed):
         assert abs(energy.joules - (true[b + off] - true[a + off])) <= energy.error_j + 1e-9
 
 
-def test_joules_that_fall_without_a_flag_are_two_lives():
-    rows = [*ramp(count=11), *(reading(1100 + 100 * k, k) for k in range(10))]
-    assert joules(rows, 500 * MS, 1500 * MS) == []
-    assert joules(rows, 1200 * MS, 1500 * MS)[0].joules == pytest.approx(3.0)
-
-
-def test_a_series_that_lacks_one_stretch_has_no_figure():
-    integral = Integral(0)
-    integral.add(curves([*ramp(), *ramp(device="package-1")]), S)
-    integral.add(curves(ramp()), 2 * S)
-    assert [e.device for e in integral.energies()] == ["package-0"]
-    assert not integral.lost
-
-
-def test_an_integral_is_lost_once_no_series_covers_a_stretch():
-    integral = Integral(0)
-    assert not integral.lost
-    integral.add(curves(ramp()), S)
-    assert not integral.lost
-    integral.add(curves(ramp()), 3 * S)
-    assert integral.lost
-    assert integral.energies() == []
-
-
 @pytest.mark.parametrize("source", ["nvml-power", "nvml-power-average", "estimate"])
 def test_sampled_power_and_an_estimate_have_no_error_bound(source):
     (energy,) = joules(ramp(source=source), 0, S, clock_error_ns=MS)
@@ -163,11 +101,24 @@ def test_a_series_that_does_not_cover_the_window_yields_nothing(start, end):
     assert joules(ramp(), start, end) == []
 
 
-def test_nothing_is_joined_across_a_restart():
-    rows = [*ramp(count=11), reading(1100, 0.0, flags=START), *(reading(1100 + 100 * k, k) for k in range(1, 10))]
+@pytest.mark.parametrize("flags", [START, ""], ids=["start", "joules that fall"])
+def test_nothing_is_joined_across_a_restart(flags):
+    rows = [*ramp(count=11), reading(1100, 0.0, flags=flags), *(reading(1100 + 100 * k, k) for k in range(1, 10))]
     assert joules(rows, 500 * MS, 1500 * MS) == []
     assert joules(rows, 0, S)[0].joules == pytest.approx(100.0)
     assert joules(rows, 1200 * MS, 1500 * MS)[0].joules == pytest.approx(3.0)
+
+
+def test_a_series_that_lacks_one_stretch_has_no_figure_and_all_are_lost_once_none_covers_one():
+    integral = Integral(0)
+    assert not integral.lost
+    integral.add(curves([*ramp(), *ramp(device="package-1")]), S)
+    integral.add(curves(ramp()), 2 * S)
+    assert [e.device for e in integral.energies()] == ["package-0"]
+    assert not integral.lost
+    integral.add(curves(ramp()), 3 * S)
+    assert integral.lost
+    assert integral.energies() == []
 
 
 def test_missed_ticks_at_an_edge_are_told_and_conserve_energy():
@@ -212,7 +163,4 @@ def test_missed_share_counts_ticks_that_are_marked_and_ticks_that_are_absent():
     assert missed_share(ticks, 0, S, 100 * MS) == pytest.approx(0.2)
     assert missed_share(ticks, 0, 2 * S, 100 * MS) == pytest.approx(0.6)
     assert missed_share([], 0, S, 100 * MS) == 1.0
-
-
-def test_missed_share_of_a_window_without_a_tick_is_zero():
-    assert missed_share([], 1 * MS, 99 * MS, 100 * MS) == 0.0
+    assert missed_share([], 1 * MS, 99 * MS, 100 * MS) == 0.0, "no tick is due"

@@ -152,23 +152,15 @@ def test_a_quick_sensor_that_becomes_slow_no_longer_keeps_the_others_waiting():
     assert any(1 in brought(t) for t in ticks(records)[-20:])
 
 
-def test_stopping_takes_one_more_tick():
+@pytest.mark.parametrize(("interval_ns", "linger_ns"), [(500 * MS, 0), (INTERVAL_NS, 5 * INTERVAL_NS)])
+def test_stopping_takes_one_more_tick_or_those_in_which_values_may_come_late(interval_ns, linger_ns):
     records = []
-    monitor = Monitor([Steady()], 500 * MS, records.append, lambda error: None)
+    monitor = Monitor([Steady()], interval_ns, records.append, lambda error: None, linger_ns=linger_ns)
     monitor.start()
     asked_ns = time.time_ns()
     monitor.stop()
     last = ticks(records)[-1]
-    assert last.samples[0][1][1] + last.offset_ns >= asked_ns
-
-
-def test_ticks_go_on_for_as_long_as_values_may_come_late():
-    records = []
-    monitor = Monitor([Steady()], INTERVAL_NS, records.append, lambda error: None, linger_ns=5 * INTERVAL_NS)
-    monitor.start()
-    asked_ns = time.time_ns()
-    monitor.stop()
-    assert ticks(records)[-1].tick_ns >= asked_ns + 5 * INTERVAL_NS
+    assert last.samples[0][1][1] + last.offset_ns >= asked_ns + linger_ns
 
 
 def test_stopping_does_not_wait_for_a_tick_that_is_far_off():

@@ -58,11 +58,13 @@ def test_what_holds_for_fake_board_holds(library, boards, request):
 
 
 def test_every_board_is_a_sensor_with_counter_and_powers_in_one_call(opened):
-    found = opened(4)
+    found = opened(4, modules=[0])
     assert [[c.device for c in sensor.channels] for sensor in found.sensors] == [[f"gpu-{i}"] * 3 for i in range(4)]
     assert sources(found.sensors[3]) == ["nvml-counter", "nvml-power", "nvml-power-average"]
     assert len(found.sensors[3].sample()) == 3
-    assert found.sensors[3].describe()["channels"][0]["uuid"] == "GPU-00000003"
+    told = [sensor.describe() for sensor in found.sensors]
+    assert told[3]["channels"][0]["uuid"] == "GPU-00000003"
+    assert [one["module_power"] for one in told] == [True, False, False, False], "the CPU is in a module's counter"
 
 
 def test_counter_and_integrated_power_tell_the_same_joules(opened):
@@ -146,13 +148,6 @@ def test_a_board_that_tells_nothing_is_missing(opened):
     assert "gpu-0: Not Supported" in found.missing[0].reason
 
 
-def test_a_module_says_that_its_cpu_is_in_its_counter(opened):
-    found = opened(2, modules=[0])
-    module, board = (sensor.describe() for sensor in found.sensors)
-    assert (module["module_power"], board["module_power"]) == (True, False)
-    assert module["channels"][0]["module_power"] is True
-
-
 def test_a_board_that_falls_off_the_bus_is_a_problem_of_its_own_until_it_is_back(opened, boards):
     kept, lost = opened(2).sensors
     before = read(lost)[0].joules
@@ -189,8 +184,3 @@ def test_a_reloaded_driver_begins_a_new_segment(opened, boards):
     boards(1, reset=[0])
     assert "went back" in read(sensor)[0].problem
     assert read(sensor)[0].flags == START
-
-
-def test_a_library_that_is_not_there_is_told(tmp_path):
-    (gap,) = open_nvml(INTERVAL_NS, tmp_path / "libnone.so").missing
-    assert "libnone.so" in gap.reason

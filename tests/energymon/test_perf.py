@@ -6,20 +6,13 @@ from pathlib import Path
 import pytest
 
 from energymon.sensors.perf import domains, open_perf
-from energymon.sensors.rapl_domains import repeated
+from energymon.sensors.rapl_sensor import repeated
+from tests.energymon.conftest import channels, read
 
 pytestmark = pytest.mark.usefixtures("perf_allowed")
 
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 ONE_CPU = {0: (0, 0)}
-
-
-def read(sensor):
-    return sensor.decode(sensor.sample(), 0)
-
-
-def channels(found):
-    return [(c.device, c.domain) for sensor in found.sensors for c in sensor.channels]
 
 
 @pytest.fixture
@@ -78,13 +71,6 @@ def test_a_cpu_that_is_not_there_is_named_and_the_other_sockets_are_counted(plan
     found.sensors[0].close()
 
 
-def test_only_the_domains_that_are_asked_for_are_opened(client):
-    found = open_perf(client.root, {("package-0", "dram")})
-    assert channels(found) == [("package-0", "dram")]
-    assert len(found.sensors[0].sample()[1]) == 16
-    found.sensors[0].close()
-
-
 def test_an_event_that_never_counts_is_left_out_and_named(client):
     # Emulation faults (8) do not happen on these machines.
     (client.root / "devices" / "power" / "events" / "energy-ram").write_text("event=0x08\n")
@@ -92,13 +78,6 @@ def test_an_event_that_never_counts_is_left_out_and_named(client):
     assert channels(found) == [("package-0", "cpu")]
     assert "dram of package-0" in found.missing[0].reason
     found.sensors[0].close()
-
-
-def test_a_host_without_the_pmu_is_told_with_a_remedy(tmp_path):
-    found = open_perf(tmp_path)
-    assert found.sensors == ()
-    assert "PMU" in found.missing[0].reason
-    assert "virtual machines" in found.missing[0].remedy
 
 
 @pytest.mark.parametrize(

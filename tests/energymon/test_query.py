@@ -6,7 +6,7 @@ import pytest
 
 from energymon import INTERPOLATED, START, Baseline, ClockOffset, Event, Reading, SqliteStore, Ticks, WindowError, query
 from energymon.analysis.query import to_json, total
-from energymon.cli.render import render
+from energymon.cli.query import render
 
 MS = 1_000_000
 TICK = 100 * MS
@@ -96,7 +96,7 @@ def test_a_component_of_which_a_device_is_lost_is_unknown_and_so_is_the_total(ma
     found = by_name(window)
     assert found["cpu"].joules == pytest.approx(100)
     assert (found["gpu"].joules, found["total"].joules) == (None, None)
-    assert found["total"].lost == ("gpu-0 gpu",)
+    assert found["total"].lost == total([window]).lost == ("gpu-0 gpu",)
 
 
 def test_an_estimate_is_told_and_has_no_bound(make_store):
@@ -122,7 +122,7 @@ def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
         Baseline("n", "gpu-0", "gpu", "nvml-counter", T0, T0 + S // 2, 60.0, 1.0),
     ]
     store = make_store(host(), news=idle)
-    assert query(store, T0 + S, T0 + 3 * S)[0].net == ()
+    assert by_name(query(store, T0 + S, T0 + 3 * S)[0])["total"].net_j is None
     (window,) = query(store, T0 + S, T0 + 3 * S, net=True)
     found = by_name(window)
     assert {name: c.net_j for name, c in found.items()} == pytest.approx({"cpu": 60, "gpu": 480, "total": 540})
@@ -155,6 +155,29 @@ def test_a_window_in_the_controllers_time_is_moved_into_each_nodes_clock(make_st
     assert own.energies[0].clock_error_j == 0.0
     assert "controller's clock" in render([window])
     assert "its own clock" in render([own])
+
+
+@pytest.mark.parametrize(
+    ("step_s", "span_s", "joules", "kinds"),
+    [
+        # Set back by 3 s at 5 s: the instants from 2 s to 5 s were twice.
+        (-3, (1.0, 1.5), 175, []),
+        (-3, (1.0, 4.0), None, ["clock-ambiguous"]),
+        (-3, (5.5, 6.5), 350, []),
+        # Set ahead: those from 5 s to 8 s never were.
+        (3, (4.0, 6.0), 350, ["clock-step"]),
+        (3, (9.0, 10.0), 350, []),
+    ],
+)
+def test_a_query_follows_a_wall_clock_that_was_set_and_an_instant_that_was_twice_gives_no_figure(
+    make_store, step_s, span_s, joules, kinds
+):
+    clocks = [ClockOffset(T0, "n", "wall", 0, 0), ClockOffset(T0 + 5 * S, "n", "wall", step_s * S, 0)]
+    start, end = (T0 + round(at_s * S) for at_s in span_s)
+    (window,) = query(make_store(host(), news=clocks), start, end)
+    assert by_name(window)["total"].joules == (None if joules is None else pytest.approx(joules))
+    assert [event.kind for event in window.events] == kinds
+    assert (window.start_ns, window.end_ns) == (start, end)
 
 
 def test_several_nodes_have_a_window_each_and_a_total(make_store):

@@ -2,79 +2,60 @@
 
 import pytest
 
-from energymon.sensors.rapl import open_rapl
+from energymon.sensors.discover import open_rapl
 
 pytestmark = pytest.mark.usefixtures("perf_allowed")
-
-ONE_SOCKET = [("package-0", "cpu"), ("package-0", "dram")]
 
 
 @pytest.fixture
 def opened():
-    """Open a tree that counts; return source and domains, and what is missing as text."""
+    """Open a tree that counts; return source, domains, which interface confirms them, and what is missing."""
 
     def open_tree(tree):
         with tree.running():
             found = open_rapl(tree.root)
         channels = [channel for sensor in found.sensors for channel in sensor.channels]
-        for sensor in found.sensors:
-            sensor.close()
-        return {c.source for c in channels}, [(c.device, c.domain) for c in channels], [str(g) for g in found.missing]
+        confirmed_by = {sensor.describe()["confirmed_by"] for sensor in found.sensors}
+        found.close()
+        return {c.source for c in channels}, [(c.device, c.domain) for c in channels], confirmed_by, found.missing
 
     return open_tree
 
 
-def test_perf_is_read_where_both_agree(plant, opened):
-    tree = plant("intel-one-socket")
-    tree.pmu()
-    assert opened(tree) == ({"rapl-perf"}, ONE_SOCKET, [])
+CPU, DRAM = ("package-0", "cpu"), ("package-0", "dram")
+ONE_CPU = {0: (0, 0)}
 
 
-@pytest.mark.parametrize(("tree", "other"), [("intel-one-socket", "powercap"), ("container-masked", None)])
-def test_what_confirms_the_list_is_told(plant, tree, other):
-    planted = plant(tree)
-    planted.pmu({"energy-pkg": 28, "energy-ram": 3}, {0: (0, 0)})
-    found = open_rapl(planted.root)
-    assert found.sensors[0].describe()["confirmed_by"] == other
-    found.sensors[0].close()
+@pytest.mark.parametrize(
+    ("name", "watts", "source", "domains", "confirmed_by", "missing"),
+    [
+        ("intel-one-socket", {"energy-pkg": 28, "energy-ram": 3}, "rapl-perf", [CPU, DRAM], "powercap", []),
+        # A container's runtime masks powercap: perf's list stands alone.
+        ("container-masked", {"energy-pkg": 80, "energy-ram": 9}, "rapl-perf", [CPU, DRAM], None, []),
+        ("intel-one-socket", None, "rapl-powercap", [CPU, DRAM], None, ["perf: "]),
+        # What one of two lists has alone is left out and named.
+        ("intel-one-socket", {"energy-pkg": 28}, "rapl-perf", [CPU], "powercap", ["powercap: dram of package-0 "]),
+        ("amd-one-socket", {"energy-pkg": 28, "energy-ram": 3}, "rapl-perf", [CPU], "powercap", ["perf: dram of"]),
+        ("intel-multi-die", {"energy-pkg": 28}, None, [], None, ["perf: cpu of", *["powercap: "] * 4]),
+    ],
+)
+def test_the_better_interface_is_read_in_the_domains_that_both_agree_on(
+    plant, opened, name, watts, source, domains, confirmed_by, missing
+):
+    tree = plant(name)
+    if watts is not None:
+        tree.pmu(watts, ONE_CPU)
+    sources, found, confirmed, gaps = opened(tree)
+    assert (sources, found) == ({source} - {None}, domains)
+    assert confirmed == ({confirmed_by} if source else set())
+    assert len(gaps) == len(missing)
+    assert all(str(gap).startswith(words) for gap, words in zip(gaps, missing, strict=True))
 
 
-def test_powercap_is_read_where_there_is_no_pmu_and_the_reason_is_told(plant, opened):
-    sources, domains, missing = opened(plant("intel-one-socket"))
-    assert (sources, domains) == ({"rapl-powercap"}, ONE_SOCKET)
-    (told,) = missing
-    assert told.startswith("perf: ")
-
-
-def test_perf_alone_is_taken_as_it_is(plant, opened):
-    tree = plant("container-masked")
-    tree.pmu({"energy-pkg": 80, "energy-ram": 9}, {0: (0, 0)})
-    assert opened(tree) == ({"rapl-perf"}, ONE_SOCKET, [])
-
-
-def test_a_domain_that_powercap_alone_lists_is_left_out_and_named(plant, opened):
-    tree = plant("intel-one-socket")
-    tree.pmu({"energy-pkg": 28})
-    sources, domains, (told,) = opened(tree)
-    assert (sources, domains) == ({"rapl-perf"}, ONE_SOCKET[:1])
-    assert told.startswith("powercap: dram of package-0 ")
-    assert "--sensors powercap" in told
-
-
-def test_a_domain_that_perf_alone_lists_is_left_out_and_named(plant, opened):
-    tree = plant("amd-one-socket")
-    tree.pmu({"energy-pkg": 28, "energy-ram": 3})
-    sources, domains, (told,) = opened(tree)
-    assert (sources, domains) == ({"rapl-perf"}, ONE_SOCKET[:1])
-    assert told.startswith("perf: dram of package-0 ")
-
-
-def test_lists_that_agree_in_nothing_give_nothing(plant, opened):
-    tree = plant("intel-multi-die")
-    tree.pmu({"energy-pkg": 28}, {0: (0, 0)})
-    sources, domains, missing = opened(tree)
-    assert (sources, domains) == (set(), [])
-    assert len(missing) == 5
+def test_a_socket_in_one_list_alone_is_a_part_of_the_host_and_a_domain_that_no_list_confirms_is_none(plant, opened):
+    tree = plant("intel-two-sockets")
+    tree.pmu({"energy-pkg": 80}, ONE_CPU)
+    assert [part for gap in opened(tree)[3] for part in gap.parts] == [("package-1", "cpu")]
 
 
 @pytest.mark.parametrize("name", ["intel-two-sockets", "amd-two-sockets", "intel-multi-die"])
@@ -84,7 +65,7 @@ def test_two_counters_are_two_series_by_perf_with_powercaps_names(plant, opened,
     tree = plant(name)
     expected = opened(tree)[1]
     tree.pmu()
-    assert opened(tree) == ({"rapl-perf"}, expected, [])
+    assert opened(tree) == ({"rapl-perf"}, expected, {"powercap"}, ())
 
 
 @pytest.mark.root

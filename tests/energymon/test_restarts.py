@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from energymon import Reading, SqliteStore, Window, query
+from energymon import Reading, SqliteStore, query
 from energymon.agent.window import Agent
 from energymon.analysis.restarts import bridged, restarts
 from energymon.reading import START, CounterStart, Session
@@ -93,38 +93,6 @@ def test_a_counter_that_began_again_in_an_agents_life_is_not_bridged():
 
 def run(sysfs, store, *options):
     return Agent(store, node="n", interval_ms=20, options=("--sysfs", str(sysfs), "--nvml", "/none.so", *options))
-
-
-def kill(agent):
-    agent._child.process.kill()
-    agent._child.process.wait()
-    agent.remove()
-
-
-@pytest.mark.process
-def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules(rapl, tmp_path):
-    store = tmp_path / "energy.sqlite"
-    watts = sum(zone.watts for zone in (*rapl.packages, *rapl.drams))
-    with rapl.running():
-        first = run(rapl.root, store)
-        first.start()
-        time.sleep(0.3)
-        began_ns, began = time.time_ns(), time.monotonic()
-        time.sleep(0.5)
-        kill(first)
-        with run(rapl.root, store) as second:
-            time.sleep(0.5)
-            ended_ns, seconds = time.time_ns(), time.monotonic() - began
-            with Window(agent=second) as last:
-                time.sleep(0.1)
-            assert last.joules > 0
-    with SqliteStore.open(store) as opened:
-        (found,) = query(opened, began_ns, ended_ns)
-        assert len(opened.counters()) == 8
-    (total,) = [c for c in found.components if c.name == "total"]
-    # What was sampled in the last two seconds of the first agent is lost, its energy is not.
-    assert total.joules == pytest.approx(watts * seconds, abs=total.error_j + watts * 0.02)
-    assert "agent-restart" in [event.kind for event in found.events]
 
 
 @pytest.mark.process

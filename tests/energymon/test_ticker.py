@@ -10,7 +10,7 @@ import pytest
 
 from energymon.clock.monotonic import Clock, dither_ns, next_tick
 from energymon.sampling.monitor import Monitor
-from energymon.sampling.records import Gap, Sampled, SampledBlock
+from energymon.sampling.records import Gap, Sampled
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
 
@@ -56,12 +56,6 @@ def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readin
     )
 
 
-def everything(ticker):
-    """Take the ticks out of a ring."""
-    block = ticker.take()
-    return [] if block is None else block.ticks()
-
-
 def soon():
     return next_tick(time.time_ns(), INTERVAL_NS)
 
@@ -80,13 +74,13 @@ def test_every_tick_is_taken_on_the_grid_until_it_is_told_to_stop(file):
     last_ns = due_ns + 19 * INTERVAL_NS
     ticker.stop(last_ns)
     reason, next_ns = ticker.run(due_ns)
-    taken = everything(ticker)
+    taken = ticker.take()
     late = 0
     while reason is Reason.LATE:
         # A busy machine woke it up too late for a tick.
         late += 1
         reason, next_ns = ticker.run(next_tick(time.time_ns(), INTERVAL_NS))
-        taken += everything(ticker)
+        taken += ticker.take()
     assert reason is Reason.STOPPED
     assert next_ns > last_ns
     grid = list(range(due_ns, last_ns + 1, INTERVAL_NS))
@@ -97,7 +91,7 @@ def test_every_tick_is_taken_on_the_grid_until_it_is_told_to_stop(file):
         ((before_ns, answer, after_ns),) = tick.raw
         assert answer == b"42\n"
         assert tick.tick_ns - MS < before_ns + offset_ns <= after_ns + offset_ns < tick.tick_ns + INTERVAL_NS
-    assert everything(ticker) == []
+    assert ticker.take() == []
 
 
 def test_answers_come_by_group_each_between_its_times(file):
@@ -109,7 +103,7 @@ def test_answers_come_by_group_each_between_its_times(file):
     ticker = make([Operation(3, fd=file, seeks=True), calls.operation], [calls.operation], readings=2)
     ticker.stop(0)
     ticker.run(soon())
-    (tick,) = everything(ticker)
+    (tick,) = ticker.take()
     first, second = tick.raw
     assert (first[1], first[3], second[1]) == (b"42\n", b"12345678", b"12345678")
     times = [first[0], first[2], first[4], second[2]]
@@ -123,12 +117,12 @@ def test_what_fails_is_told_and_ends_the_run(file):
     ticker = make([calls.operation], [Operation(16, fd=file, seeks=True)])
     reason, _ = ticker.run(soon())
     assert reason is Reason.FAILED
-    assert [tick.raw[0][1] for tick in everything(ticker)] == [bytes(8), bytes(8), 999]
+    assert [tick.raw[0][1] for tick in ticker.take()] == [bytes(8), bytes(8), 999]
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
     ticker = make([Operation(16, fd=closed, seeks=True)])
     assert ticker.run(soon())[0] is Reason.FAILED
-    ((_, error, _),) = everything(ticker)[0].raw
+    ((_, error, _),) = ticker.take()[0].raw
     assert isinstance(error, OSError)
     assert error.strerror == "Bad file descriptor"
 
@@ -141,15 +135,15 @@ def test_a_slow_answer_a_late_tick_and_a_clock_that_was_set_are_left_to_python(f
     calls = Answers(slow)
     ticker = make([calls.operation], slow_ns=MS)
     assert ticker.run(soon())[0] is Reason.SLOW
-    assert len(everything(ticker)) == 1
+    assert len(ticker.take()) == 1
     reads = [Operation(16, fd=file, seeks=True)]
     due_ns = soon() - 10 * INTERVAL_NS
     ticker = make(reads)
     assert ticker.run(due_ns) == (Reason.LATE, due_ns)
-    assert everything(ticker) == []
+    assert ticker.take() == []
     ticker = make(reads, offset_ns=Clock().offset_ns + 10 * MS)
     assert ticker.run(soon())[0] is Reason.STEPPED
-    assert everything(ticker) == []
+    assert ticker.take() == []
 
 
 def test_a_full_ring_ends_the_run_and_goes_on_when_it_is_emptied(file):
@@ -163,7 +157,7 @@ def test_a_full_ring_ends_the_run_and_goes_on_when_it_is_emptied(file):
         full += reason is Reason.FULL
         if reason is Reason.LATE:  # a busy machine
             due_ns = next_tick(time.time_ns(), MS)
-        taken += everything(ticker)
+        taken += ticker.take()
     ticks = [tick.tick_ns for tick in taken]
     assert full == 3
     assert len(ticks) >= 3 * 7
@@ -177,11 +171,11 @@ def test_ticks_can_be_taken_out_while_it_runs_and_it_leaves_when_asked(file):
     taken = []
     for _ in range(20):
         time.sleep(0.01)
-        taken += everything(ticker)
+        taken += ticker.take()
     ticker.leave()
     thread.join(1)
     assert answers[0][0] in (Reason.LEFT, Reason.LATE)
-    taken += everything(ticker)
+    taken += ticker.take()
     assert len(taken) > 10
     assert {b.tick_ns - a.tick_ns for a, b in pairwise(taken)} == {INTERVAL_NS}
 
@@ -209,7 +203,7 @@ def test_who_is_at_work_is_told_and_may_be_abandoned(file):
     release.set()
     thread.join(1)
     assert answers[0][0] is Reason.ABANDONED
-    assert everything(ticker) == []
+    assert ticker.take() == []
     left = ticker.left_with()
     assert [len(raw) for raw in left.raw] == [5], "of a group that was not done there is no answer"
 
@@ -222,11 +216,7 @@ def watch(sensors, interval_ns, seconds):
     monitor.drain()
     monitor.stop()
     assert not failures
-    return monitor, [one for record in records for one in (record.ticks() if is_block(record) else [record])]
-
-
-def is_block(record):
-    return isinstance(record, SampledBlock)
+    return monitor, records
 
 
 def test_a_monitor_of_quick_sensors_lets_it_run(monkeypatch):
@@ -305,7 +295,7 @@ def test_dithered_ticks_are_taken_as_late_as_the_clock_says(file):
     while not taken or taken[-1].tick_ns < due_ns + 20 * interval_ns:
         # On a busy host one may come late, which ends the run.
         reason, _ = ticker.run(taken[-1].tick_ns + interval_ns if taken else due_ns)
-        taken += everything(ticker)
+        taken += ticker.take()
         if reason is Reason.LATE:
             due_ns = next_tick(time.time_ns(), interval_ns)
             ticker.stop(due_ns + 20 * interval_ns)

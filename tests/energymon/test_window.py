@@ -1,7 +1,6 @@
 """Windows over agents that are processes of their own, estimating where this machine has no sensors."""
 
 import functools
-import gc
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from energymon import START, Agent, Event, Reading, SensorError, SqliteStore, St
 from energymon.agent import process as agent_process
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
+from tests.energymon.conftest import wait_for
 
 pytestmark = pytest.mark.process
 
@@ -63,13 +63,6 @@ def shared(monkeypatch, estimating):
         agent_process._shared.remove()
 
 
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
-
-
 def runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -77,16 +70,20 @@ def runs(pid):
         return False
 
 
-def test_a_window_has_joules_that_are_labelled_as_what_they_are(estimating):
+def test_a_window_has_joules_that_are_labelled_as_what_they_are_once_it_has_ended(estimating):
     with estimating() as agent:
         with Window("epoch", agent=agent) as window:
+            with pytest.raises(WindowError, match="'epoch'"):
+                assert window.joules
             time.sleep(0.1)
+        with pytest.raises(WindowError), window:
+            pass
         assert window.joules > 0
         assert window.by_domain == {"cpu": window.joules}
         assert window.sources == {"cpu": ("estimate",)}
         assert (window.estimated, window.error_j, window.net_joules) == (True, None, None)
         assert window.duration_s == pytest.approx((window.end_ns - window.start_ns) / 1e9, abs=0.05)
-        assert [e.source for e in window.energies] == ["estimate"]
+        assert [e.source for e in window.energy.energies] == ["estimate"]
 
 
 def test_windows_of_several_threads_are_their_own(shared):
@@ -109,19 +106,19 @@ def test_windows_of_several_threads_are_their_own(shared):
     assert len(pids) == 1
 
 
-def test_without_sensors_the_agents_own_words_are_raised(bare, temporary_folder):
+def test_an_agent_that_does_not_start_says_why_and_leaves_nothing(bare, tmp_path, temporary_folder, monkeypatch):
     with pytest.raises(SensorError, match=r"(?s)powercap.*nvml.*estimate"):
         Agent(options=bare).start()
-    assert list(temporary_folder.iterdir()) == []
-
-
-def test_an_agent_that_does_not_start_says_why(bare, tmp_path):
     with pytest.raises(AgentError, match=r"--interval-ms 0\.1.*1.*10000"):
         Agent(interval_ms=0.1, options=bare).start()
     with pytest.raises(AgentError):
         Agent(tmp_path / "no" / "such" / "store", estimate="missing", options=bare).start()
     with pytest.raises(AgentError):
         assert Agent().store
+    monkeypatch.setattr(agent_process, "_READY_S", 0.001)
+    with pytest.raises(AgentError, match=r"0\.001 s"):
+        Agent(estimate="missing", options=bare).start()
+    assert list(temporary_folder.iterdir()) == []
 
 
 def test_what_a_window_uses_beyond_idle_is_net_of_the_recorded_baseline(estimating, bare):
@@ -134,14 +131,6 @@ def test_what_a_window_uses_beyond_idle_is_net_of_the_recorded_baseline(estimati
         assert window.net_joules < window.joules
 
 
-def test_figures_of_an_open_window_are_refused(estimating):
-    with estimating() as agent:
-        with Window("epoch", agent=agent) as window, pytest.raises(WindowError, match="'epoch'"):
-            assert window.joules
-        with pytest.raises(WindowError), window:
-            pass
-
-
 def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(estimating, monkeypatch, tmp_path):
     store = tmp_path / "energy.sqlite"
     with estimating(store, node="this-host"):
@@ -151,6 +140,15 @@ def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(est
         assert window.joules > 0
         assert window.energy.node == "this-host"
     assert store.exists()
+    with pytest.raises(WindowError, match=r"ENERGYMON_STORE=.*this-host ended"), Window():
+        pytest.fail("it was entered")
+    with estimating(store, node="this-host") as agent:
+        agent._child.process.kill()
+        agent._child.process.wait()
+        with pytest.raises(WindowError, match=r"this-host \(process \d+\)"), Window():
+            pytest.fail("it was entered")
+        with pytest.raises(WindowError, match="'epoch'"), Window("epoch", agent=agent):
+            pytest.fail("it was entered")
     monkeypatch.setenv("ENERGYMON_STORE", str(tmp_path / "none.sqlite"))
     with pytest.raises(StoreError, match="there is no store here"), Window():
         pass
@@ -173,38 +171,6 @@ def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it
     assert "sensor-lost: package-0 cpu (rapl-perf)" in told
     assert utc_text(now - 50 * second) in told
     assert utc_text(now) not in told
-
-
-def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared):
-    with Window("first") as first:
-        os.kill(first._agent.pid, signal.SIGKILL)
-        first._agent._child.process.wait()
-        time.sleep(0.05)
-    with pytest.raises(WindowError):
-        assert first.joules
-    with Window("second") as second:
-        time.sleep(0.05)
-    assert second.joules > 0
-
-
-def test_a_window_notices_on_entry_that_its_agent_is_dead(estimating):
-    with estimating() as agent:
-        agent._child.process.kill()
-        agent._child.process.wait()
-        with pytest.raises(WindowError, match="'epoch'"), Window("epoch", agent=agent):
-            pass
-
-
-def test_a_window_notices_on_entry_that_the_agent_of_the_store_that_is_named_is_dead(estimating, monkeypatch, tmp_path):
-    store = tmp_path / "energy.sqlite"
-    with estimating(store, node="this-host") as agent:
-        monkeypatch.setenv("ENERGYMON_STORE", str(store))
-        with Window():
-            pass
-        agent._child.process.kill()
-        agent._child.process.wait()
-        with pytest.raises(WindowError, match=r"this-host \(process \d+\)"), Window():
-            pass
 
 
 def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(estimating, monkeypatch):
@@ -244,25 +210,21 @@ def program(code, **environment):
         [sys.executable, "-c", head + code],
         cwd=REPO,
         env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
-def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_folder):
-    code = "with Window() as window: time.sleep(0.05)\nprint(window.joules > 0, window._agent.pid)\n"
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_folder, is_killed):
+    code = (
+        "with Window() as window: time.sleep(0.05)\nprint(window.joules > 0, window._agent.pid, flush=True)\ninput()\n"
+    )
     with program(code, OPTIONS=json.dumps(bare)) as process:
-        said = process.communicate(timeout=30)[0].split()
-    assert (process.returncode, said[0]) == (0, "True")
-    wait_for(lambda: not runs(said[1]))
-    assert list(temporary_folder.iterdir()) == []
-
-
-def test_the_agent_of_a_program_that_is_killed_ends_and_leaves_nothing(bare, temporary_folder):
-    code = "with Window() as window:\n    print(window._agent.pid, flush=True)\n    time.sleep(60)\n"
-    with program(code, OPTIONS=json.dumps(bare)) as process:
-        pid = process.stdout.readline().strip()
-        process.kill()
+        known, pid = process.stdout.readline().split()
+        process.kill() if is_killed else process.communicate("\n", timeout=30)
+    assert known == "True"
     wait_for(lambda: not runs(pid))
     assert list(temporary_folder.iterdir()) == []
 
@@ -286,19 +248,6 @@ def test_a_forked_process_starts_its_own_agent_and_leaves_its_parents_alone(bare
     assert said == ["True", "True", "0", "True", "True"]
 
 
-def test_nothing_of_an_agent_that_was_stopped_stays(estimating, temporary_folder):
-    agent = estimating()
-    with agent:
-        pid = agent.pid
-        assert runs(pid)
-    assert not runs(pid)
-    assert not agent.alive
-    agent.stop()
-    del agent
-    gc.collect()
-    assert list(temporary_folder.iterdir()) == []
-
-
 def test_the_figures_of_ended_windows_stay_readable_when_their_agent_was_stopped(estimating):
     with estimating() as agent:
         with Window("epoch", agent=agent) as window:
@@ -311,14 +260,20 @@ def test_the_figures_of_ended_windows_stay_readable_when_their_agent_was_stopped
         assert late.joules
 
 
-def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, temporary_folder):
+def test_windows_that_ended_before_the_shared_agent_died_stay_readable_and_the_next_has_another(
+    shared, temporary_folder
+):
     with Window("first") as first:
         time.sleep(0.05)
     first._agent.flush()
     with SqliteStore.open(first._agent.store) as store:
         wait_for(lambda: any(r.t_ns > first.end_ns for r in store.readings(first.end_ns, 2**62)))
-    os.kill(first._agent.pid, signal.SIGKILL)
-    first._agent._child.process.wait()
+    with Window("torn") as torn:
+        os.kill(first._agent.pid, signal.SIGKILL)
+        first._agent._child.process.wait()
+        time.sleep(0.05)
+    with pytest.raises(WindowError):
+        assert torn.joules
     with Window("second") as second:
         time.sleep(0.05)
     assert first.joules > 0
@@ -327,7 +282,7 @@ def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, t
     assert list(temporary_folder.iterdir()) == []
 
 
-def test_an_agent_is_started_once_at_a_time(estimating):
+def test_an_agent_is_started_once_at_a_time_and_nothing_of_it_stays(estimating, temporary_folder):
     with estimating() as agent:
         pid = agent.pid
         with pytest.raises(AgentError):
@@ -335,7 +290,10 @@ def test_an_agent_is_started_once_at_a_time(estimating):
         assert runs(pid)
     with agent:
         assert agent.alive
+    agent.stop()
     assert not runs(pid)
+    assert not agent.alive
+    assert list(temporary_folder.iterdir()) == []
 
 
 def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
@@ -345,19 +303,3 @@ def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
         with SqliteStore.open(agent.store) as store:
             (session,) = store.sessions()
         assert (session.node, session.interval_ns) == ("-x", 33_333_333)
-
-
-def test_an_agent_that_is_not_ready_in_time_is_told_so(estimating, monkeypatch, temporary_folder):
-    monkeypatch.setattr(agent_process, "_READY_S", 0.001)
-    with pytest.raises(AgentError, match=r"0\.001 s"):
-        estimating().start()
-    assert list(temporary_folder.iterdir()) == []
-
-
-def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, monkeypatch, tmp_path):
-    store = tmp_path / "energy.sqlite"
-    with estimating(store, node="this-host"):
-        pass
-    monkeypatch.setenv("ENERGYMON_STORE", str(store))
-    with pytest.raises(WindowError, match=r"ENERGYMON_STORE=.*this-host"), Window():
-        pytest.fail("it was entered")

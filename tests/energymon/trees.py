@@ -256,12 +256,9 @@ def main() -> int:
     parser.add_argument("--root", type=Path, required=True, help="root of the tree, made")
     parser.add_argument("--tree", choices=TREES, required=True)
     parser.add_argument("--step-ms", type=float, default=STEP_S * 1e3, help="between advances of the counters (20)")
-    parser.add_argument("--perf", action="store_true", help="with the PMU too; one CPU of this host a socket")
     options = parser.parse_args()
     options.root.mkdir(parents=True, exist_ok=True)
     tree = TREES[options.tree](options.root)
-    if options.perf:
-        tree.pmu()
     poll = select.poll()
     poll.register(sys.stdin, select.POLLIN)
     print(json.dumps({"sysfs": str(options.root), "tree": options.tree}), flush=True)

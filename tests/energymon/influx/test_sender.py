@@ -23,12 +23,26 @@ from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 pytestmark = pytest.mark.process
 
 
-def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
-    server, bucket, make_store, start_sender
-):
-    store = make_store()
-    append(store, 20)
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
+@pytest.fixture
+def send(server, bucket, make_store, start_sender):
+    """Make a store of so many ticks and start a sender on it, by default to the server; return both."""
+
+    def start(count, *options, **environment):
+        store = make_store()
+        append(store, count)
+        return store, start_sender(store.path, {**server.environment(bucket), **environment}, *options)
+
+    return start
+
+
+@pytest.fixture
+def assert_sent(server, bucket):
+    """Assert that the bucket has every reading and tick of a store, once."""
+    return lambda store: assert_whole(store, server.settings(bucket))
+
+
+def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(bucket, send, assert_sent):
+    store, sender = send(20, "--until-eof")
     sender.wait_for("sending", bucket)
     append(store, 20, first=20)
     store.append([], news=[Event(T0, "n", "sensor-lost", 'a "message",\nwith = all \\ of it')])
@@ -36,15 +50,12 @@ def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
     assert sender.end() == 0
     assert sender.told[-1]["state"] == "drained"
     assert sender.told[-1]["unsent"] == 0
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, start_sender):
+def test_a_server_that_never_comes_costs_disk_only(server, bucket, send, start_sender, assert_sent):
     server.stop()
-    store = make_store()
-    append(store, 4_000)
-    environment = server.environment(bucket)
-    sender = start_sender(store.path, environment, "--until-eof", "--drain-s", "1")
+    store, sender = send(4_000, "--until-eof", "--drain-s", "1")
     sender.wait_for("waiting")
     sender.process.stdin.close()
     peak_kb = sender.peak()
@@ -55,25 +66,22 @@ def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, s
     assert last["unsent"] == 12_000
     assert f"--store {store.path}" in last["message"]
     server.start()
-    again = start_sender(store.path, environment)
-    assert again.end(close=False) == 0
-    assert_whole(store, server.settings(bucket))
+    assert start_sender(store.path, server.environment(bucket)).end(close=False) == 0
+    assert_sent(store)
 
 
-def test_a_server_that_is_restarted_again_and_again_gets_every_batch_once(server, bucket, make_store, start_sender):
-    store = make_store()
-    append(store, 5_000)
-    sender = start_sender(store.path, server.environment(bucket), "--drain-s", "60")
+def test_a_server_that_is_restarted_again_and_again_gets_every_batch_once(server, send, assert_sent):
+    store, sender = send(5_000, "--drain-s", "60")
     draw = random.Random(1)
     for _ in range(4):
         time.sleep(draw.uniform(0.05, 0.4))
         server.kill()
         server.start()
     assert sender.end(close=False) == 0
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server, bucket, make_store):
+def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server, bucket, make_store, assert_sent):
     store = make_store()
     append(store, 10_000)
     environment = server.environment(bucket)
@@ -88,26 +96,21 @@ def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server,
         if not left[-1]:
             break
     drain(store.path, server.settings(bucket))
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_a_token_that_is_wrong_is_named_with_the_remedy_and_a_better_one_is_taken(
-    server, bucket, make_store, start_sender, tmp_path
-):
-    store = make_store()
-    append(store, 10)
+def test_a_token_that_is_wrong_is_named_with_the_remedy_and_a_better_one_is_taken(server, send, assert_sent, tmp_path):
     file = tmp_path / "token"
     file.write_text("wrong-token\n")
     file.chmod(0o600)
-    environment = {**server.environment(bucket), "INFLUXDB_V2_TOKEN_FILE": str(file)}
-    sender = start_sender(store.path, environment, "--until-eof")
+    store, sender = send(10, "--until-eof", INFLUXDB_V2_TOKEN_FILE=str(file))
     refused = sender.wait_for("refused", "401")
     assert "INFLUXDB_V2_TOKEN" in refused["message"]
     assert server.url in refused["message"]
     file.write_text(server.token)
     sender.wait_for("sending")
     assert sender.end() == 0
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
     assert b"wrong-token" not in sender.output
 
 
@@ -145,6 +148,7 @@ class Gate(ThreadingHTTPServer):
     def __init__(self, server: Server, max_bytes: int | None = None) -> None:
         super().__init__(("127.0.0.1", find_free_port()), _GateHandler)
         self.server_port_behind = server.port
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.max_bytes = max_bytes
         self.own: list[tuple[int, dict[str, str]] | tuple[int, dict[str, str], bytes]] = []
         self.posts: list[tuple[int, int, float]] = []
@@ -195,39 +199,27 @@ def gate(server):
     gate.close()
 
 
-def through(gate, server, bucket):
-    return {**server.environment(bucket), "INFLUXDB_V2_URL": f"http://127.0.0.1:{gate.server_address[1]}"}
-
-
-def test_a_request_that_is_too_large_is_halved_until_it_passes(server, bucket, gate, make_store, start_sender):
-    store = make_store()
-    append(store, 1000)
+def test_a_request_that_is_too_large_is_halved_until_it_passes(gate, send, assert_sent):
     gate.max_bytes = 100_000
-    sender = start_sender(store.path, through(gate, server, bucket))
+    store, sender = send(1000, INFLUXDB_V2_URL=gate.url)
     assert sender.end(close=False) == 0
     assert any(status == 413 for status, *_ in gate.posts)
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_a_server_that_asks_for_a_pause_gets_one(server, bucket, gate, make_store, start_sender):
-    store = make_store()
-    append(store, 10)
+def test_a_server_that_asks_for_a_pause_gets_one(gate, send, assert_sent):
     gate.own = [(429, {"Retry-After": "2"}), (503, {}), (500, {})]
-    sender = start_sender(store.path, through(gate, server, bucket))
+    store, sender = send(10, INFLUXDB_V2_URL=gate.url)
     assert sender.end(close=False) == 0
     (_, _, first), (_, _, second), *_ = gate.posts
     assert second - first >= 2
     assert [status for status, *_ in gate.posts][:3] == [429, 503, 500]
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_a_server_that_refuses_every_request_alike_gets_no_line_set_aside(
-    server, bucket, gate, make_store, start_sender
-):
-    store = make_store()
-    append(store, 4)
+def test_a_server_that_refuses_every_request_alike_gets_no_line_set_aside(gate, send):
     gate.own = [(400, {})] * 10_000
-    sender = start_sender(store.path, through(gate, server, bucket))
+    store, sender = send(4, INFLUXDB_V2_URL=gate.url)
     assert sender.end(close=False) == 1
     sender.wait_for("refused", "takes no request at all")
     assert store._db.execute("SELECT count(*) FROM rejected").fetchone() == (0,)
@@ -247,25 +239,21 @@ HTML = {"Content-Type": "text/html"}
         ((302, {"Location": "http://127.0.0.1:1/"}), "answered 302"),
     ],
 )
-def test_an_answer_that_is_not_204_stores_nothing_and_is_told(
-    server, bucket, gate, make_store, start_sender, own, words
-):
-    store = make_store()
-    append(store, 10)
+def test_an_answer_that_is_not_204_stores_nothing_and_is_told(gate, send, assert_sent, own, words):
     gate.own = [own] * 1000
-    sender = start_sender(store.path, through(gate, server, bucket), "--until-eof")
+    store, sender = send(10, "--until-eof", INFLUXDB_V2_URL=gate.url)
     refused = sender.wait_for("refused", words)
     assert refused["unsent"] == 30
     gate.own = []
     sender.wait_for("sending")
     assert sender.end() == 0
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
-def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(server, bucket, make_store, start_sender):
-    store = make_store()
-    append(store, 5)
-    first = start_sender(store.path, server.environment(bucket), "--until-eof")
+def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(
+    server, bucket, send, start_sender, assert_sent
+):
+    store, first = send(5, "--until-eof")
     first.wait_for("sending")
     second = start_sender(store.path, server.environment(bucket), "--until-eof")
     second.wait_for("waiting", "another sender")
@@ -273,7 +261,7 @@ def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(se
     append(store, 5, first=5)
     second.wait_for("sending")
     assert second.end() == 0
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
 @pytest.fixture
@@ -287,12 +275,10 @@ def silent():
 @pytest.mark.parametrize("end", ["eof", "sigterm"])
 @pytest.mark.parametrize("away", ["refused", "silent"])
 def test_a_sender_whose_server_is_away_ends_soon_and_loses_nothing(
-    server, bucket, silent, make_store, start_sender, away, end
+    server, bucket, silent, send, assert_sent, away, end
 ):
-    store = make_store()
-    append(store, 10)
     url = f"http://127.0.0.1:{silent.getsockname()[1] if away == 'silent' else find_free_port()}"
-    sender = start_sender(store.path, {**server.environment(bucket), "INFLUXDB_V2_URL": url}, "--until-eof")
+    store, sender = send(10, "--until-eof", INFLUXDB_V2_URL=url)
     if away == "refused":
         sender.wait_for("waiting")
     else:
@@ -309,7 +295,7 @@ def test_a_sender_whose_server_is_away_ends_soon_and_loses_nothing(
     assert sender.told[-1]["unsent"] == 30
     assert f"--store {store.path}" in sender.told[-1]["message"]
     drain(store.path, server.settings(bucket))
-    assert_whole(store, server.settings(bucket))
+    assert_sent(store)
 
 
 def test_tls_works_and_a_certificate_of_a_stranger_is_refused(
@@ -345,7 +331,7 @@ def test_the_token_is_nowhere_to_be_seen(server, bucket, gate, make_store, start
     outputs = []
     environments = (
         server.environment(bucket),
-        through(gate, server, bucket),
+        {**server.environment(bucket), "INFLUXDB_V2_URL": gate.url},
         {**server.environment(bucket), "INFLUXDB_V2_TOKEN": server.token + "\nx"},
         {**server.environment(bucket), "INFLUXDB_V2_URL": f"http://u:{server.token}@127.0.0.1:1"},
         {**server.environment(bucket), "INFLUXDB_V2_BUCKET": "absent"},
@@ -397,11 +383,9 @@ def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store,
         assert len(there.readings(T0, T0 + 40_000 * STEP)) == 90_000
 
 
-def test_a_limit_that_unsent_readings_reach_is_told_loudly(server, bucket, make_store, start_sender):
+def test_a_limit_that_unsent_readings_reach_is_told_loudly(server, send):
     server.stop()
-    store = make_store()
-    append(store, 5_000)
-    sender = start_sender(store.path, server.environment(bucket), "--until-eof", "--spool-limit-mb", "0.3")
+    store, sender = send(5_000, "--until-eof", "--spool-limit-mb", "0.3")
     message = sender.wait_for("refused", "limit")["message"]
     assert "--spool-limit-mb" in message
     sender.kill()

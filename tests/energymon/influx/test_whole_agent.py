@@ -11,6 +11,7 @@ import pytest
 
 from energymon import SqliteStore, channels_of, energy_of
 from energymon.analysis.restarts import bridged
+from tests.energymon.conftest import FOREVER, event_kinds, stored, wait_for
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import ORG
 from tests.energymon.influx.test_tuples import paper_sum, stored_points
@@ -18,7 +19,6 @@ from tests.energymon.influx.test_tuples import paper_sum, stored_points
 pytestmark = pytest.mark.process
 
 REPO = Path(__file__).parents[3]
-FOREVER = 2**62
 
 
 def flags(server, bucket):
@@ -34,8 +34,7 @@ def token(server, monkeypatch):
 
 
 def here(path):
-    with SqliteStore.open(path) as store:
-        return store.readings(0, FOREVER)
+    return stored(path)[0]
 
 
 def there(server, bucket):
@@ -43,38 +42,20 @@ def there(server, bucket):
         return store.readings(0, FOREVER)
 
 
-def wait_for(true, seconds=40.0):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.1)
-
-
-def events(path):
-    with SqliteStore.open(path) as store:
-        return [event.kind for event in store.events()]
-
-
-def test_what_an_agent_samples_is_on_the_server_when_it_has_ended(server, bucket, token, rapl, start_agent):
+def test_what_an_agent_samples_is_on_the_server_when_it_has_ended_and_the_token_is_nowhere(
+    server, bucket, token, rapl, start_agent, tmp_path
+):
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
         time.sleep(0.5)
+        arguments = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         said = agent.end()
     readings = here(agent.store)
     assert there(server, bucket) == readings
     with SqliteStore.open(agent.store) as local, Bucket(server.settings(bucket)) as remote:
         assert remote.sessions() == local.sessions()
-    assert token not in said
-
-
-def test_the_token_is_no_argument_and_in_no_file(server, bucket, token, rapl, start_agent, tmp_path):
-    with rapl.running():
-        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
-        mine = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        said = agent.end()
-    assert "energymon send" in mine
-    assert token not in mine
-    assert token not in said
+    assert "energymon send" in arguments
+    assert token not in arguments + said
     for path in tmp_path.rglob("energy*"):
         if path.is_file():
             assert token.encode() not in path.read_bytes(), path
@@ -86,7 +67,7 @@ def test_a_server_that_is_down_at_the_start_and_goes_down_again_gets_everything_
     server.stop()
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
-        wait_for(lambda: "sender-waiting" in events(agent.store))
+        wait_for(lambda: "sender-waiting" in event_kinds(agent.store))
         server.start()
         wait_for(lambda: there(server, bucket))
         server.kill()

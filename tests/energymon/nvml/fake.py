@@ -42,9 +42,7 @@ class Boards:
         mig: Iterable[int] = (),
         power_only: Iterable[int] = (),
         counter_only: Iterable[int] = (),
-        hangs: Iterable[int] = (),
         reset: Iterable[int] = (),
-        frozen: Iterable[int] = (),
         modules: Iterable[int] = (),
         no_driver: bool = False,
         **settings: Mapping[int, float],
@@ -65,9 +63,7 @@ class Boards:
         say(mig, mig=1)
         say(power_only, no_fields=1, no_energy=1)
         say(counter_only, no_instant_field=1, no_average_field=1, no_power=1)
-        say(hangs, hang_ms=600)
         say(reset, base_mj=5, origin_ns=now_ns)
-        say(frozen, frozen_ns=now_ns)
         lines += [f"{key} {board} {value!r}" for key, values in said.items() for board, value in values.items()]
         lines += [f"name {board} {MODULE}" for board in modules]
         fresh = self.control.with_suffix(".new")

@@ -1,0 +1,266 @@
+"""The command `query`: the windows that it is asked for, and their energy as a table that a person reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from energymon.agent.process import wait_until_read
+from energymon.analysis.attribution import EnergyComponent
+from energymon.analysis.integrate import Energy
+from energymon.analysis.query import WindowEnergy, query, to_json, total
+from energymon.analysis.sessions import stored_spans
+from energymon.clock.monotonic import NS, boot_ns, utc_text
+from energymon.errors import OptionError
+from energymon.reading import ESTIMATE, Event
+from energymon.sampling.edges import Asker
+from energymon.store import SqliteStore
+from joulefeed.table import Table, TableColumn, to_text
+
+_STATUS_UNKNOWN: Final = 3
+_LAST_NS: Final = 2**62
+"""The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
+_NOW: Final = "now"
+_UNKNOWN: Final = "unknown"
+_MOST_PARTS: Final = 5
+_MOST_EVENTS: Final = 5
+_FIGURES: Final = ("J", "± J", "edge", "clock", "interpolated")
+
+
+def run_query(options: argparse.Namespace) -> int:
+    """Print the joules of the windows that the command's options name; return the exit status.
+
+    That is 3 where no joules are known. Raises OptionError, WindowError and StoreError.
+    """
+    baseline = (parse_instant(options.baseline[0]), parse_instant(options.baseline[1])) if options.baseline else None
+    times = options.start, options.end
+    if (None in times) != (times == (None, None)) or (options.last and options.start):
+        raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
+    with SqliteStore.open(options.store) as store:
+        if options.start:
+            asked = [(parse_instant(options.start), parse_instant(options.end), options.node or None, options.clock)]
+            if options.end == _NOW:
+                _await_now(store)
+        else:
+            spans = stored_spans(store, options.node or None)
+            last_ns = _duration_ns(options.last) if options.last else _LAST_NS
+            asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
+        net = options.net or baseline is not None
+        windows = [
+            window
+            for start_ns, end_ns, node, clock in asked
+            for window in query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock)
+        ]
+        began_ns = min((session.start_ns for session in store.sessions()), default=None)
+    if options.json:
+        print(json.dumps(to_json(windows)))
+    else:
+        print(
+            render(windows) + (f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else "")
+        )
+    known = any(component.joules is not None for window in windows for component in window.components)
+    return 0 if known else _STATUS_UNKNOWN
+
+
+def _await_now(store: SqliteStore) -> None:
+    """Have an agent that samples into the store read its sensors now, and wait some seconds until that is stored."""
+    # Without an agent that can be asked, its next tick does.
+    with suppress(OSError), closing(Asker(store.path)) as asker:
+        asker.edge_ns()
+    for session in store.sessions()[-1:]:
+        offset_ns = session.description.get("boot_offset_ns")
+        if session.end_ns is None and isinstance(offset_ns, int):
+            wait_until_read(store, session, boot_ns() + offset_ns, boot_ns(), None)
+
+
+def _duration_ns(text: str) -> int:
+    """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d."""
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    try:
+        duration_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
+    except (ValueError, OverflowError):
+        duration_ns = 0
+    if not 0 < duration_ns <= _LAST_NS:
+        raise OptionError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
+    return duration_ns
+
+
+def parse_instant(text: str) -> int:
+    """Return UTC ns from an integer of ns, an ISO 8601 time, which is UTC without an offset, or now.
+
+    Raises OptionError for any other text, and for an instant outside 1970 to 2116.
+    """
+    if text == _NOW:
+        return time.time_ns()
+    try:
+        instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
+    except ValueError as error:
+        raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
+    if not 0 <= instant_ns <= _LAST_NS:
+        raise OptionError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
+    return instant_ns
+
+
+def _since_1970(moment: datetime) -> int:
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+
+
+def render(windows: Sequence[WindowEnergy]) -> str:
+    """Return each node's components, then its series, then its agent's events; joules and their error bounds.
+
+    An estimate is named so in every line that contains one.
+    """
+    if not windows:
+        return "no agent had started before the end of this window"
+    parts = [_window(window) for window in windows]
+    if len(windows) > 1:
+        parts.append(_together(windows))
+    return "\n\n".join(parts)
+
+
+def _window(window: WindowEnergy) -> str:
+    lines = [
+        f"{window.node}: {_utc(window.start_ns)} to {_utc(window.end_ns)}, "
+        f"{(window.end_ns - window.start_ns) / NS:.6f} s, {_clock(window)}; "
+        f"{window.missed_share:.2%} of ticks missed"
+    ]
+    if not window.energies:
+        lines.append("  no series covers this window")
+    lines += _covered(window)
+    lines += _components(window.components, net=window.is_net)
+    if window.energies:
+        lines.append("")
+        lines += _series(window)
+    lines += _no_baseline(window)
+    if window.events:
+        lines.append("")
+        lines += _events(window.events)
+    return "\n".join(lines)
+
+
+def _covered(window: WindowEnergy) -> Iterator[str]:
+    """Yield what of a window without a figure has readings, in instants that can be asked for."""
+    ambiguous = any(event.kind == "clock-ambiguous" for event in window.events)
+    if ambiguous or (window.components and window.components[-1].joules is not None):
+        return
+    if not window.covered:
+        yield "  there are no readings in it"
+        return
+    if window.covered == ((window.start_ns, window.end_ns),):
+        # A device is missing from all of it, as its line and the events say.
+        return
+    for begin_ns, end_ns in window.covered[:_MOST_PARTS]:
+        yield f"  readings go from {_utc(begin_ns + 999)} to {_utc(end_ns)}: ask for that part"
+    if len(window.covered) > _MOST_PARTS:
+        yield f"  and {len(window.covered) - _MOST_PARTS} later parts"
+
+
+def _events(events: Sequence[Event]) -> Iterator[str]:
+    """Yield a line an event; of a kind that there are many of, the first and the last ones."""
+    counts = Counter(event.kind for event in events)
+    seen: Counter[str] = Counter()
+    for event in events:
+        seen[event.kind] += 1
+        left = counts[event.kind] - seen[event.kind]
+        if seen[event.kind] <= _MOST_EVENTS or not left:
+            yield f"  {_utc(event.t_ns)} {event.kind}: {event.message}"
+        elif left == 1:
+            yield f"  ... {counts[event.kind] - _MOST_EVENTS - 1} more {event.kind}"
+
+
+def _no_baseline(window: WindowEnergy) -> Iterator[str]:
+    """Yield which figures are gross though net ones were asked for."""
+    lacking = [f"{e.device} {e.domain}" for e in window.best if e.idle_j is None]
+    if window.is_net and lacking:
+        yield (
+            f"  no idle baseline of {', '.join(lacking)} before this window, so these joules are gross: "
+            "`run --idle-s 10` records one at its start, and `query --baseline START END` takes a span with readings"
+        )
+
+
+def _together(windows: Sequence[WindowEnergy]) -> str:
+    head = f"all {len(windows)} nodes:"
+    if (together := total(windows)) is None:
+        return f"{head} {_UNKNOWN}: a node has no figure"
+    return "\n".join([head, *_components([together], net=windows[0].is_net)])
+
+
+def _clock(window: WindowEnergy) -> str:
+    match window.clock:
+        case "own":
+            return "its own clock"
+        case "controller":
+            error_ms = (window.clock_error_ns or 0) / 1e6
+            return f"the controller's clock ({window.offset_ns / 1e6:+.3f} ms, ±{error_ms:.3f} ms)"
+        case "unknown":
+            return "clock offset unknown, taken as 0"
+
+
+def _components(components: Sequence[EnergyComponent], *, net: bool) -> list[str]:
+    head: list[TableColumn | str] = ["", *_FIGURES, *(["idle J", "net J", "± J"] if net else [])]
+    rows = []
+    for c in components:
+        source = "+".join(c.sources) or "none"
+        if c.estimated and c.sources != (ESTIMATE,):
+            source += f" (contains an {ESTIMATE})"
+        if c.lost:
+            source += f"; no figure of {', '.join(c.lost)}"
+        cells = [c.name, *_figures(c)]
+        if net:
+            cells += [_j(c.idle_j), _j(c.net_j), _bound(c.net_error_j, c.net_j)]
+        rows.append([*cells, source])
+    return _table(head, rows) if rows else []
+
+
+def _series(window: WindowEnergy) -> list[str]:
+    head: list[TableColumn | str] = [
+        "",
+        TableColumn("device", left=True),
+        *_FIGURES,
+        *(["net J"] if window.is_net else []),
+    ]
+    rows = []
+    for e in window.energies:
+        cells = [e.domain, e.device, *_figures(e)]
+        if window.is_net:
+            cells.append(_j(e.net_j) if e in window.best else "")
+        rows.append([*cells, _taken(e, window)])
+    return _table(head, rows)
+
+
+def _figures(of: EnergyComponent | Energy) -> list[str]:
+    return [
+        _j(of.joules),
+        _bound(of.error_j, of.joules),
+        _bound(of.edge_error_j, of.joules),
+        _bound(of.clock_error_j, of.joules),
+        f"{of.interpolated_share:.2%}",
+    ]
+
+
+def _taken(energy: Energy, window: WindowEnergy) -> str:
+    return energy.source if energy in window.best else f"{energy.source} (not summed)"
+
+
+def _table(head: Sequence[TableColumn | str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return to_text(Table([*head, TableColumn("source", left=True)], rows), "  ").split("\n")
+
+
+def _j(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.3f}"
+
+
+def _bound(error_j: float | None, joules: float | None) -> str:
+    """Return an error bound; an estimate has a figure and no bound."""
+    return "none" if error_j is None and joules is not None else _j(error_j)
+
+
+def _utc(ns: int) -> str:
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
