@@ -25,7 +25,6 @@ from loaders.sample_aware.ipc.messages import NOWHERE, ArenaPlace, ReportKind, R
 from loaders.sample_aware.ipc.serialize import load
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.balancer import Work
-from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import Failure, SampleJob
 from loaders.sample_aware.workers.pool import Pool
 from loaders.shared.stall_monitor import WorkerStatus
@@ -59,7 +58,6 @@ class Coordinator:
         pool: Pool,
         arena: Arena,
         control: ControlPage,
-        timeout: SlowTimeout,
         settings: EngineSettings,
         stats: Stats,
         finish: Finish | None,
@@ -79,7 +77,7 @@ class Coordinator:
         self._epoch: EpochState | None = None
         self._tasks = TaskTable(arena)
         self.scaler = WorkerScaler(settings, pool, stats)
-        self._slow_samples = SlowSampleTracker(timeout, settings.sample_timeout_s, control, stats)
+        self._slow_samples = SlowSampleTracker(settings, control, stats)
         self._ready = False
         """Whether worker 0 has started: the samples' random numbers derive from its own."""
         self._ending = False
