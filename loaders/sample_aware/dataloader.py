@@ -154,7 +154,8 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         """Return the work on a sample, for the iterators."""
         return DatasetJob(
             self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
-            single=self.batch_sampler is None, by_batch=self.by_batch, seeded=self.options.seed_samples,
+            is_single=self.batch_sampler is None or self.by_batch, by_batch=self.by_batch,
+            seeded=self.options.seed_samples,
         )  # fmt: skip
 
     @property

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from loaders.errors import SampleTimeoutError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
 
 _SAMPLE, _STAGE, _SINCE, _EPOCH, _CELLS = range(5)
@@ -67,6 +68,14 @@ class WorkerTable:
         """Return what a worker is at."""
         sample, stage, since, epoch = (int(number) for number in self._table[worker])
         return WorkerStatus(worker, sample, stage, since, epoch)
+
+
+def timeout_error(sample: str, stage: str, seconds: float, worker: str) -> SampleTimeoutError:
+    """Return the error that names a sample that takes longer than `sample_timeout_s`, and the worker that is at it."""
+    return SampleTimeoutError(
+        f"{sample} is in {stage} for {seconds:.1f} s in {worker}: longer than sample_timeout_s; the file's storage "
+        "hangs, or the limit is too low for it"
+    )
 
 
 class Stalled(NamedTuple):

@@ -22,24 +22,9 @@ from loaders.sample_aware.ipc.serialize import aligned
 from loaders.sample_aware.policy.balancer import NO_BATCH, Work
 
 _MARGIN: Final = 1.1
+"""How much larger than the largest of the recent ones the next sample or batch may be, as a rule."""
 _FORGETS: Final = 0.995
 """By which factor the largest size counts for less with each later one."""
-
-
-class SizeEstimate:
-    """The largest of the recent sizes, and some more."""
-
-    def __init__(self) -> None:
-        self._largest = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """What the next one takes at most, as a rule; 0 before the first one."""
-        return int(_MARGIN * self._largest)
-
-    def learn(self, nbytes: int) -> None:
-        """Note what one has taken."""
-        self._largest = max(float(nbytes), _FORGETS * self._largest)
 
 
 @dataclass(slots=True)
@@ -78,7 +63,8 @@ class TaskTable:
         self._arena = arena
         self._given: dict[int, GivenTask] = {}
         self._numbers = count()
-        self._sample_size, self._batch_size = SizeEstimate(), SizeEstimate()
+        self.sample_bytes = self._batch_bytes = 0.0
+        """What the next sample, or batch, takes in memory at most, as a rule; 0 before the first one."""
 
     def __len__(self) -> int:
         """Return how many tasks the workers have."""
@@ -98,11 +84,11 @@ class TaskTable:
             self._arena.map[block.offset : block.offset + len(items)] = items
             given.inputs.append(block)
             task = task._replace(offset=block.offset, nbytes=len(items))
-        size = len(work.samples) * self._sample_size.nbytes
+        size = len(work.samples) * self.sample_bytes
         if is_batch:
-            size = self._batch_size.nbytes or size
+            size = self._batch_bytes or size
         if size:
-            out = self._arena.allocate(size)
+            out = self._arena.allocate(int(size))
             given.results.append(out)
             task = task._replace(out=out.offset, out_bytes=out.size)
         self._given[number] = given
@@ -137,18 +123,16 @@ class TaskTable:
         block.users += 1
         return block
 
-    @property
-    def sample_bytes(self) -> int:
-        """What a sample takes in memory, as far as it is known."""
-        return self._sample_size.nbytes
-
     def learn_size(self, report: WorkerReport, *, is_batch: bool) -> None:
         """Note what a result takes."""
-        if report.place.block != NOWHERE:
-            nbytes = aligned(
-                report.place.offset + report.place.nbytes + 8 * is_batch * len(self.find(report.task).keys)
-            )
-            (self._batch_size if is_batch else self._sample_size).learn(nbytes)
+        place = report.place
+        if place.block == NOWHERE:
+            return
+        if is_batch:
+            nbytes = aligned(place.offset + place.nbytes + 8 * len(self.find(report.task).keys))
+            self._batch_bytes = max(_MARGIN * nbytes, _FORGETS * self._batch_bytes)
+        else:
+            self.sample_bytes = max(_MARGIN * aligned(place.offset + place.nbytes), _FORGETS * self.sample_bytes)
 
     def end(self, task: int) -> None:
         """Free what a task needed, after its last report."""

@@ -138,7 +138,8 @@ class Arena:
         self._free.setdefault(block.size, []).append(block.offset)
         self._free_bytes += block.size
         if self.live + self._free_bytes > self._max_bytes:
-            self._cool()
+            for size in self._free:
+                self._drop(size, self._max_bytes)
 
     def release(self, block: ArenaBlock) -> None:
         """Note that a block is the consumer's now."""
@@ -173,10 +174,6 @@ class Arena:
         for size, begins in self._free.items():
             for offset in begins:
                 self.returns.drop(offset, size)
-
-    def _cool(self) -> None:
-        for size in self._free:
-            self._drop(size, self._max_bytes)
 
     def _drop_idle(self) -> None:
         held = self.live + self._free_bytes
