@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import time
 from multiprocessing.sharedctypes import RawArray
 from typing import Final, NamedTuple, TypeAlias
@@ -19,7 +18,7 @@ MONITOR_BYTES: Final = 8 * _CELLS
 """Memory of one worker."""
 _IDLE: Final = 0
 
-Memory: TypeAlias = "mmap.mmap | memoryview | ctypes.Array[ctypes.c_int64]"
+Memory: TypeAlias = "memoryview | ctypes.Array[ctypes.c_int64]"
 
 
 class WorkerStatus(NamedTuple):
@@ -90,17 +89,11 @@ class Stalled(NamedTuple):
 class StallMonitor:
     """Knows which worker is at which stage of which sample, for workers that run a pipeline."""
 
-    def __init__(
-        self, pipeline: Pipeline, workers: int, *, processes: bool, memory: mmap.mmap | memoryview | None = None
-    ) -> None:
-        """Watch so many workers, threads of this process or processes that will be started by it.
-
-        `memory`, MONITOR_BYTES for each worker, is for processes that share it in a way of their own.
-        """
-        self._stages = ("read", "decode", *map(stage_name, pipeline.transforms), "collate")
+    def __init__(self, pipeline: Pipeline, workers: int, *, processes: bool) -> None:
+        """Watch so many workers, threads of this process or processes that will be started by it."""
+        stages = ("read", "decode", *map(stage_name, pipeline.transforms), "collate")
         size = _CELLS * max(1, workers)
-        shared = RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()
-        self.__setstate__((self._stages, shared if memory is None else memory))
+        self.__setstate__((stages, RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()))
 
     def __getstate__(self) -> tuple[tuple[str, ...], Memory]:
         return self._stages, self._memory
