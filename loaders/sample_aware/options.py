@@ -97,9 +97,11 @@ class PolicyOptions(Options):
             raise LoaderConfigError(f"num_workers={workers}: expected at most {MAX_WORKERS}")
         if not workers or (self.max_workers is None and self.min_workers is None):
             return None
-        low, high = self.min_workers or workers, self.max_workers or workers
-        if high == "cores":
+        low = self.min_workers or workers
+        if isinstance(self.max_workers, str):
             high = max(workers, min(len(os.sched_getaffinity(0)), MAX_WORKERS))
+        else:
+            high = self.max_workers or workers
         if not low <= workers <= high:
             raise LoaderConfigError(
                 f"num_workers={workers}, min_workers={low}, max_workers={high}: expected num_workers between the two"

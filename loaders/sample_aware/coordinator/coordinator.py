@@ -74,7 +74,7 @@ class Coordinator:
         """Whether worker 0 has started: the samples' random numbers derive from its own."""
         self._ending = False
         self._selector = selectors.DefaultSelector()
-        for descriptor in (self._wake, arena.wake_descriptor):
+        for descriptor in (self._wake, arena.returns.wake):
             self._selector.register(descriptor, selectors.EVENT_READ, "wake")
         self._selector.register(pool.reports, selectors.EVENT_READ, "reports")
         self._thread = threading.Thread(target=self._work, name="sample-aware-coordinator", daemon=True)
@@ -127,7 +127,7 @@ class Coordinator:
         if keys is not None:
             epoch.open_batch(keys)
         else:
-            epoch.balancer.no_more()
+            epoch.balancer.is_ending = True
 
     def close(self) -> None:
         """End the thread; the engine closes the pool and the arena."""
@@ -210,16 +210,16 @@ class Coordinator:
         elif report.kind == ReportKind.BATCH:
             self._on_batch(epoch, report, block)
         elif report.kind == ReportKind.FAILED and report.sample < 0:
-            self._on_failed_collation(epoch, self._tasks.find(report.task), self._failure(report, block))
+            self._on_failed_collation(epoch, self._tasks.given[report.task], self._failure(report, block))
         else:
             self._on_sample(epoch, report, block)
         if report.is_last:
             if (epoch := self._find(report.run)) is not None:
-                self._take_back(epoch, self._tasks.find(report.task))
+                self._take_back(epoch, self._tasks.given[report.task])
             self._tasks.end(report.task)
 
     def _on_batch(self, epoch: EpochState, report: WorkerReport, block: ArenaBlock | None) -> None:
-        given, place = self._tasks.find(report.task), report.place
+        given, place = self._tasks.given[report.task], report.place
         self._tasks.learn_size(report, is_batch=True)
         times_at = place.block + place.offset + place.nbytes
         work_ns = array("q", self._arena.map[times_at : times_at + 8 * len(given.keys)])
@@ -240,7 +240,7 @@ class Coordinator:
         epoch.add_batch(work, ReadyBatch(keys, (), error=error), ArenaPlace(NOWHERE, 0, 0))
 
     def _on_sample(self, epoch: EpochState, report: WorkerReport, block: ArenaBlock | None) -> None:
-        given = self._tasks.find(report.task)
+        given = self._tasks.given[report.task]
         self._break_up(epoch, given)
         given.unreported.discard(report.sample)
         self.stats.add_stages(report.first_stage, report.stage_ns)

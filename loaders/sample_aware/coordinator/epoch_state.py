@@ -16,6 +16,8 @@ class EpochState:
 
     def __init__(self, output: OutputQueue, balancer: Balancer, *, is_strict: bool) -> None:
         self.output, self.balancer = output, balancer
+        self.number = output.number
+        """Of the epoch, counted by the engine."""
         self.slow: set[int] = set()
         """Samples that are over their time and not done."""
         self.opened = self.shipped = self.taken = 0
@@ -35,11 +37,6 @@ class EpochState:
         """Batches that were not sent to the consumer, with where they lie."""
         self._next = 0
         """Number of the batch that is sent next, in strict order."""
-
-    @property
-    def number(self) -> int:
-        """The epoch, counted by the engine."""
-        return self.output.number
 
     @property
     def finished(self) -> bool:
