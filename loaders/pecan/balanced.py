@@ -26,7 +26,7 @@ from loaders.pecan.order import reorder
 from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.pytorch.loader import TorchBatches
 from loaders.shared.file_loader import FileLoader
-from loaders.shared.options import takes_options
+from loaders.shared.options import check_whole, takes_options
 from loaders.shared.shares import Share
 
 
@@ -71,7 +71,8 @@ class SizeBalancedLoader(FileLoader):
             transform: a pipeline, or a callable on the decoded sample.
         """
         options, pipeline = BalancedOptions(**keywords), as_pipeline(transform)
-        super().__init__(samples, options, num_workers=(options.num_workers, 2))
+        check_whole("num_workers", options.num_workers, 2)
+        super().__init__(samples, options)
         threshold = float(np.percentile(samples.sizes, options.percentile))
         slow = samples.sizes > threshold
         background = _background(samples.sizes, slow, options.num_workers, options.background_workers)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Final, TypeVar, Unpack
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.utils.data import (
@@ -24,10 +24,10 @@ from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.iterators import InProcessBatches, WorkerBatches
-from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
+from loaders.sample_aware.options import DataLoaderOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
-from loaders.shared.options import check_choice, check_empty, pick, takes_options
+from loaders.shared.options import takes_options
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -42,7 +42,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
     IterableDataset is served by torch's DataLoader itself, with a warning.
     """
 
-    @takes_options(PolicyOptions)
+    @takes_options(DataLoaderOptions)
     def __init__(
         self,
         dataset: Value,
@@ -64,10 +64,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         transforms: Sequence[Callable[[Value], Value]] = (),
-        order: Order | None = None,
-        sample_timeout_s: float | None = None,
-        seed_samples: bool = True,
-        **keywords: Unpack[PolicyKeywords],
+        **keywords: Any,
     ) -> None:
         """Check the arguments; raises what torch's DataLoader raises, and LoaderConfigError.
 
@@ -93,24 +90,12 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             in_order: where false, `order` None means "arrival" (default True).
             transforms: applied one after another to what the dataset returns; between two of them a slow sample makes
                 way (default none).
-            order: "arrival" fills batches with the samples that are done first, "strict" keeps the sampler's batches;
-                None is arrival where the sampler is a random one of torch's, strict elsewhere (default None).
-            sample_timeout_s: seconds after which a sample that is not ready ends the epoch; None for no limit
-                (default None).
-            seed_samples: whether what a sample draws depends on its place in the epoch alone, for 10 µs a sample;
-                otherwise a worker's random numbers go on from one of its samples to the next, as torch's do
-                (default True).
         """
-        if order is not None:
-            check_choice("order", order, Order)
-        given: dict[str, object] = {**keywords}
-        self.policy = pick(PolicyOptions, given)
-        check_empty(given, "SampleAwareDataLoader", RENAMED)
+        self.options = DataLoaderOptions(**keywords)
         # Trainers make a loader again from the attributes that have the names of its arguments.
-        for name, value in asdict(self.policy).items():
+        for name, value in self.options:
             setattr(self, name, value)
-        self.transforms, self.order = tuple(transforms), order
-        self.sample_timeout_s, self.seed_samples = sample_timeout_s, seed_samples
+        self.transforms = tuple(transforms)
         super().__init__(
             dataset,
             batch_size,
@@ -140,13 +125,11 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         self._begin_figures()
 
     def _begin_figures(self) -> None:
-        # One for all epochs: it goes on from its average of the queue.
-        self._scheduler = self.policy.scheduler(self.num_workers) if self.num_workers else None
-        self._slow_timeout = self.policy.timeout()
+        self._settings = self.options.settings(self.num_workers, self.prefetch_factor or 0, self._order(), "batch")
         self._run_stats = Stats(self.job(0).stages)
 
     def __getstate__(self) -> dict[str, Value]:
-        left_out = ("_iterator", "_run_stats", "_slow_timeout", "_scheduler")
+        left_out = ("_iterator", "_run_stats", "_settings")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
@@ -163,7 +146,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
-            _warn_if_opaque(self.transforms, self._order())
+            _warn_if_opaque(self.transforms, self._settings.order)
             return WorkerBatches(self)
         return InProcessBatches(self)
 
@@ -171,7 +154,8 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         """Return the work on a sample, for the iterators."""
         return DatasetJob(
             self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
-            single=self.batch_sampler is None, by_batch=self.by_batch, seeded=self.seed_samples,
+            is_single=self.batch_sampler is None or self.by_batch, by_batch=self.by_batch,
+            seeded=self.options.seed_samples,
         )  # fmt: skip
 
     @property
@@ -181,23 +165,9 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
 
     def start_engine(self, base_seed: int, finish: Callable[[Value], Value] | None) -> Engine:
         """Start the workers, for the iterators."""
-        settings = self.policy.settings(
-            self.num_workers,
-            self.prefetch_factor or 0,
-            self._order(),
-            "batch",
-            sample_timeout_s=self.sample_timeout_s,
-            scheduler=self._scheduler,
-        )
+        context = self.multiprocessing_context or multiprocessing.get_context()
         try:
-            return Engine(
-                self.job(base_seed),
-                settings,
-                timeout=self._slow_timeout,
-                stats=self._run_stats,
-                finish=finish,
-                start_method=self.multiprocessing_context,
-            )
+            return Engine(self.job(base_seed), self._settings, self._run_stats, finish, context)
         except LoaderConfigError as error:
             if error.__cause__ is None:
                 raise
@@ -225,8 +195,8 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         )
 
     def _order(self) -> Order:
-        if self.order is not None:
-            return self.order
+        if self.options.order is not None:
+            return self.options.order
         if not self.in_order:
             return "arrival"
         sampler: Value = self.sampler

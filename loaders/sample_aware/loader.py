@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 
@@ -11,17 +12,12 @@ from loaders.base import Batch, LoaderStats, Samples
 from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
-from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
+from loaders.sample_aware.options import SampleAwareOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import PipelineJob
-from loaders.sample_aware.workers.pool import start_context
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
-from loaders.shared.options import LoaderKeywords, LoaderOptions, check_choice, check_empty, pick, takes_options
-
-
-class SampleAwareKeywords(LoaderKeywords, PolicyKeywords, total=False):
-    """The keywords of SampleAwareLoader that other loaders have too."""
+from loaders.shared.options import takes_options
 
 
 class SampleAwareLoader(ShowsHistory, FileLoader):
@@ -31,18 +27,8 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
     and no transform is run twice.
     """
 
-    @takes_options(LoaderOptions, PolicyOptions)
-    def __init__(
-        self,
-        *,
-        samples: Samples,
-        transform: AnyTransform,
-        num_workers: int = 4,
-        prefetch_factor: int = 2,
-        order: Order = "arrival",
-        start_method: str | None = None,
-        **keywords: Unpack[SampleAwareKeywords],
-    ) -> None:
+    @takes_options(SampleAwareOptions)
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Check the arguments; raise LoaderConfigError.
 
         With on_error "skip" another sample takes the place of one that fails.
@@ -50,31 +36,15 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            num_workers: processes that load samples (default 4).
-            prefetch_factor: batches for each worker, which all workers fill together (default 2).
-            order: "arrival", first come, first used, or "strict", the epoch's own order (default "arrival").
-            start_method: fork, spawn or forkserver; None for the usual one (default None).
         """
-        given: dict[str, object] = {**keywords}
-        options, policy = pick(LoaderOptions, given), pick(PolicyOptions, given)
-        check_empty(given, "SampleAwareLoader", RENAMED)
+        options = SampleAwareOptions(**keywords)
+        super().__init__(samples, options)
         transform = as_pipeline(transform)
-        super().__init__(samples, options, num_workers=(num_workers, 1), prefetch_factor=(prefetch_factor, 1))
-        check_choice("order", order, Order)
-        start_context(start_method)
         self._job = PipelineJob(samples, transform, options.seed)
-        self.notes = _notes(len(transform.transforms), order)
-        self._settings = policy.settings(
-            num_workers,
-            prefetch_factor,
-            order,
-            options.on_error,
-            sample_timeout_s=options.sample_timeout_s,
-            scheduler=policy.scheduler(num_workers),
-        )
-        self._start_method = start_method
+        self.notes = _notes(len(transform.transforms), options.order)
+        self._settings = options.settings(options.num_workers, options.prefetch_factor, options.order, options.on_error)
+        self._context = multiprocessing.get_context(options.start_method)
         self._run_stats = Stats(self._job.stages)
-        self._slow_timeout = policy.timeout()
         self._engine: Engine | None = None
 
     def stats(self) -> LoaderStats:
@@ -98,14 +68,8 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
     def _batches(self, epoch: int) -> Iterator[Batch]:
         """Make the epoch's batches; raises SampleError naming a sample, WorkerError naming a worker's pid."""
         if self._engine is None:
-            self._engine = Engine(
-                self._job,
-                self._settings,
-                timeout=self._slow_timeout,
-                stats=self._run_stats,
-                finish=None if self._device.type == "cpu" else DeviceTransfer(self._device).start,
-                start_method=self._start_method,
-            )
+            finish = None if self._device.type == "cpu" else DeviceTransfer(self._device).start
+            self._engine = Engine(self._job, self._settings, self._run_stats, finish, self._context)
         engine = self._engine
         order, size = self._share.order(epoch).tolist(), self._options.batch_size
         running = engine.epoch(
@@ -139,8 +103,8 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         # FileLoader's own count includes the start of an epoch.
         del found["wait_s"]
         self._stats.details.update(found)
-        if self._slow_timeout.history:
-            latest = self._slow_timeout.history[-1]
+        if self.timeout_history:
+            latest = self.timeout_history[-1]
             self._stats.details["timeout_s"] = latest.timeout_s
             self._stats.details["timeout_percentile"] = float(latest.percentile or 0)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import torch._utils
 from torch.utils.data import DataLoader
@@ -89,11 +89,6 @@ def check_socket_paths(below: str = "") -> None:
             f"TMPDIR={folder}: expected a path of at most {most} bytes, for the workers' "
             "sockets; set TMPDIR to a shorter one, such as /tmp"
         )
-
-
-def batch_sampler_of(loader: DataLoader[T]) -> Any:
-    """Return the sampler whose items are what a DataLoader asks its dataset for, of a sampler's own type."""
-    return loader._index_sampler
 
 
 def pin_memory(batch: object) -> object:

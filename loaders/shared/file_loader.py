@@ -16,7 +16,7 @@ from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
 from loaders.pipeline import Tensors
 from loaders.shared.device import usable_device
-from loaders.shared.options import LoaderOptions, check_whole
+from loaders.shared.options import LoaderOptions
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.stage_table import StageTable
@@ -28,16 +28,10 @@ class FileLoader(Closing):
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, samples: Samples, options: LoaderOptions, **minima: tuple[int, int]) -> None:
-        """Check the arguments; raise LoaderConfigError.
-
-        `minima` maps the name of each whole number that is an argument of the subclass to its value and the least
-        value allowed.
-        """
+    def __init__(self, samples: Samples, options: LoaderOptions) -> None:
+        """Take a share of the samples; raise LoaderConfigError for no samples, and for what options say together."""
         if not len(samples):
             raise LoaderConfigError(f"no samples under {samples.root}: expected at least one")
-        for name, (value, minimum) in minima.items():
-            check_whole(name, value, minimum)
         self._device = usable_device(options.device)
         self._samples, self._options = samples, options
         ranks = place_among_ranks(options.rank, options.world_size)
@@ -139,11 +133,9 @@ class ThreadedLoader(FileLoader):
     _name: ClassVar[str]
     """The threads' names begin with it."""
 
-    def __init__(
-        self, samples: Samples, options: LoaderOptions, *, num_threads: int, **minima: tuple[int, int]
-    ) -> None:
-        """Check the arguments as FileLoader does; raise LoaderConfigError."""
-        super().__init__(samples, options, num_threads=(num_threads, 1), **minima)
+    def __init__(self, samples: Samples, options: LoaderOptions, *, num_threads: int) -> None:
+        """Check what FileLoader does; raise LoaderConfigError."""
+        super().__init__(samples, options)
         self._num_threads = num_threads
         self._stages = StageTable()
         self._threads: DaemonThreads | None = None

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from loaders.base import Batch, Samples
-from loaders.errors import LoaderError, SampleError
+from loaders.errors import LoaderError
 from loaders.pipeline import Tensors, load_item
 from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.options import LoaderOptions, takes_options
+from loaders.shared.processor import collate_items
 
 
 class FixedBatchLoader(FileLoader):
@@ -60,8 +61,5 @@ class FixedBatchLoader(FileLoader):
     def _load(self, ids: list[int]) -> Tensors:
         seed = self._options.seed
         items = [load_item(self._pipeline, self._samples, i, seed=seed, epoch=0) for i in ids]
-        try:
-            tensors = Tensors(*self._pipeline.collate(items))
-        except Exception as error:
-            raise SampleError(f"samples {', '.join(map(str, ids))} cannot be collated: {error}") from error
+        tensors = Tensors(*collate_items(self._pipeline, self._samples, items))
         return tensors.each(lambda tensor: tensor.to(self._device))

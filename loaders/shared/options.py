@@ -7,11 +7,11 @@ import math
 import operator
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
-from typing import Annotated, Any, Final, Literal, Required, Self, TypeAlias, TypedDict, TypeVar, cast, get_args
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from loaders.errors import LoaderConfigError
 
@@ -198,20 +198,6 @@ class RecordOptions(LoaderOptions):
     verify: bool = Field(default=True, description="whether the checksum of every record is computed")
 
 
-class LoaderKeywords(TypedDict, total=False):
-    """The fields of LoaderOptions, as the keywords of a constructor."""
-
-    batch_size: Required[int]
-    seed: Required[int]
-    device: str
-    rank: int | None
-    world_size: int | None
-    remainder: Remainder | None
-    imbalance: float
-    sample_timeout_s: float | None
-    on_error: OnError
-
-
 def check_on_error(on_error: str, sample_timeout_s: float | None) -> None:
     """Raise LoaderConfigError for an unknown policy, or for a limit that is not a time in seconds."""
     check_choice("on_error", on_error, OnError)
@@ -238,21 +224,8 @@ def check_imbalance(imbalance: float, remainder: str | None) -> None:
         raise LoaderConfigError(f"imbalance={imbalance}: remainder={remainder} makes equal shares; use uneven")
 
 
-def pick(kind: type[T], keywords: dict[str, object]) -> T:
-    """Take the fields of an option class out of `keywords`; return the class made of them."""
-    found = {name: keywords.pop(name) for name, *_ in _described(kind) if name in keywords}
-    return kind(**found)
-
-
-def check_empty(keywords: dict[str, object], owner: str, renamed: Mapping[str, str]) -> None:
-    """Raise TypeError for a keyword that no option class took, and say its new name where it was renamed."""
-    for name in keywords:
-        hint = f"; it is named {renamed[name]} now" if name in renamed else ""
-        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
-
-
-def takes_options(*kinds: type) -> Callable[[F], F]:
-    """Decorate a constructor with `**keywords`: its signature and its help show the fields of option classes instead.
+def takes_options(kind: type[Options]) -> Callable[[F], F]:
+    """Decorate a constructor with `**keywords`: its signature and its help show the fields of an option class instead.
 
     A field that the constructor names itself keeps the constructor's default. `help` and `inspect.signature` show
     the accepted arguments, and the harness checks the keys of a configuration against them.
@@ -261,40 +234,28 @@ def takes_options(*kinds: type) -> Callable[[F], F]:
     def decorate(init: F) -> F:
         own = [each for each in inspect.signature(init).parameters.values() if each.kind is not each.VAR_KEYWORD]
         named = {each.name for each in own}
-        described = [each for kind in kinds for each in _described(kind) if each[0] not in named]
+        fields = {name: field for name, field in kind.model_fields.items() if name not in named}
         shared = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, annotation, default, _ in described
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=_default(field), annotation=field.annotation
+            )
+            for name, field in fields.items()
         ]
         keywords = [each for each in (*own, *shared) if each.kind is each.KEYWORD_ONLY]
         others = [each for each in own if each.kind is not each.KEYWORD_ONLY]
         keywords.sort(key=lambda each: each.default is not each.empty)
         init.__signature__ = inspect.Signature([*others, *keywords])  # type: ignore[attr-defined]
-        lines = [_explain(name, default, about) for name, _, default, about in described if about]
-        lists = "".join(_args_of(kind) for kind in kinds)
-        init.__doc__ = "\n".join([inspect.cleandoc(init.__doc__ or "") + lists, *lines]) + "\n"
+        lines = [_explain(name, field) for name, field in fields.items()]
+        init.__doc__ = "\n".join([inspect.cleandoc(init.__doc__ or ""), *lines]) + "\n"
         return init
 
     return decorate
 
 
-def _described(kind: type) -> Iterable[tuple[str, Any, Any, str]]:
-    """Return name, type, default and explanation of each field."""
-    if issubclass(kind, BaseModel):
-        for name, field in kind.model_fields.items():
-            default = inspect.Parameter.empty if field.is_required() else field.default
-            yield name, field.annotation, default, field.description or ""
-        return
-    for each in fields(cast(Any, kind)):
-        yield each.name, each.type, inspect.Parameter.empty if each.default is MISSING else each.default, ""
+def _default(field: FieldInfo) -> Any:
+    return inspect.Parameter.empty if field.is_required() else field.default
 
 
-def _explain(name: str, default: object, about: str) -> str:
-    words = about if default is inspect.Parameter.empty else f"{about} (default {default!r})"
+def _explain(name: str, field: FieldInfo) -> str:
+    words = field.description if field.is_required() else f"{field.description} (default {field.default!r})"
     return textwrap.fill(f"{name}: {words}.", _WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
-
-
-def _args_of(kind: type) -> str:
-    """Return the list of arguments in the docstrings of an option class that is a dataclass."""
-    found = [] if issubclass(kind, BaseModel) else [one for one in reversed(kind.__mro__) if "__doc__" in vars(one)]
-    return "".join(inspect.cleandoc(one.__doc__ or "").partition("\nArgs:")[2].rstrip() for one in found)

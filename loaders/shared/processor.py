@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loaders.base import SampleSource
 from loaders.errors import SampleError, SampleTimeoutError
 from loaders.pipeline import Data, Item, Pipeline, StageTimes, Tensors, load_item, read_item, transform_item
-from loaders.shared.stall_monitor import Stalled, StallMonitor
+from loaders.shared.stall_monitor import Stalled, StallMonitor, timeout_error
 
 
 class Failed(NamedTuple):
@@ -135,11 +135,8 @@ class SampleProcessor:
 
     def timeout_error(self, late: Stalled, who: str) -> SampleTimeoutError:
         """Return the error that names an overdue sample and the worker `who` that is at it."""
-        path = self._samples.path(late.sample_id)
-        return SampleTimeoutError(
-            f"sample {late.sample_id} ({path}) is in {late.stage} for {late.seconds:.1f} s in {who}: longer than "
-            "sample_timeout_s; the file's storage hangs, or the limit is too low for it"
-        )
+        name = f"sample {late.sample_id} ({self._samples.path(late.sample_id)})"
+        return timeout_error(name, late.stage, late.seconds, who)
 
 
 def collate_items(pipeline: Pipeline, samples: SampleSource, items: Sequence[Item]) -> Tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import time
 from multiprocessing.sharedctypes import RawArray
 from typing import Final, NamedTuple, TypeAlias
@@ -11,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from loaders.errors import SampleTimeoutError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
 
 _SAMPLE, _STAGE, _SINCE, _EPOCH, _CELLS = range(5)
@@ -18,7 +18,7 @@ MONITOR_BYTES: Final = 8 * _CELLS
 """Memory of one worker."""
 _IDLE: Final = 0
 
-Memory: TypeAlias = "mmap.mmap | memoryview | ctypes.Array[ctypes.c_int64]"
+Memory: TypeAlias = "memoryview | ctypes.Array[ctypes.c_int64]"
 
 
 class WorkerStatus(NamedTuple):
@@ -69,6 +69,14 @@ class WorkerTable:
         return WorkerStatus(worker, sample, stage, since, epoch)
 
 
+def timeout_error(sample: str, stage: str, seconds: float, worker: str) -> SampleTimeoutError:
+    """Return the error that names a sample that takes longer than `sample_timeout_s`, and the worker that is at it."""
+    return SampleTimeoutError(
+        f"{sample} is in {stage} for {seconds:.1f} s in {worker}: longer than sample_timeout_s; the file's storage "
+        "hangs, or the limit is too low for it"
+    )
+
+
 class Stalled(NamedTuple):
     """A sample that takes too long."""
 
@@ -81,17 +89,11 @@ class Stalled(NamedTuple):
 class StallMonitor:
     """Knows which worker is at which stage of which sample, for workers that run a pipeline."""
 
-    def __init__(
-        self, pipeline: Pipeline, workers: int, *, processes: bool, memory: mmap.mmap | memoryview | None = None
-    ) -> None:
-        """Watch so many workers, threads of this process or processes that will be started by it.
-
-        `memory`, MONITOR_BYTES for each worker, is for processes that share it in a way of their own.
-        """
-        self._stages = ("read", "decode", *map(stage_name, pipeline.transforms), "collate")
+    def __init__(self, pipeline: Pipeline, workers: int, *, processes: bool) -> None:
+        """Watch so many workers, threads of this process or processes that will be started by it."""
+        stages = ("read", "decode", *map(stage_name, pipeline.transforms), "collate")
         size = _CELLS * max(1, workers)
-        shared = RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()
-        self.__setstate__((self._stages, shared if memory is None else memory))
+        self.__setstate__((stages, RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()))
 
     def __getstate__(self) -> tuple[tuple[str, ...], Memory]:
         return self._stages, self._memory

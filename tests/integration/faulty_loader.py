@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.pipeline.callables import AnyTransform
 from loaders.shared.file_loader import FileLoader
-from loaders.shared.options import LoaderKeywords, LoaderOptions, takes_options
+from loaders.shared.options import LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
@@ -28,9 +28,7 @@ class FaultyLoader(FileLoader):
     """Asks the test's socket for the faults of the cell's epochs, and for each fault that the test has to cause."""
 
     @takes_options(LoaderOptions)
-    def __init__(
-        self, *, samples: Samples, transform: AnyTransform, socket: str, **keywords: Unpack[LoaderKeywords]
-    ) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, socket: str, **keywords: Any) -> None:
         super().__init__(samples, LoaderOptions(**keywords))
         self._test = Client(socket)
         self._faults: list[str] = self._ask("faults")

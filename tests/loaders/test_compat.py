@@ -17,7 +17,6 @@ USED = [
     ("torch.utils.data._utils.worker", "WorkerInfo"),
     ("torch.utils.data._utils.pin_memory", "pin_memory"),
     ("torch.utils.data.dataloader", "DataLoader._iterator"),
-    ("torch.utils.data.dataloader", "DataLoader._index_sampler"),
     ("torch.utils.data.dataloader", "DataLoader._get_iterator"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter._reset"),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter._next_data"),
@@ -43,7 +42,6 @@ def test_a_private_name_is_still_there(module: str, name: str) -> None:
         ("_BaseDataLoaderIter", "_sampler_iter"),
         ("_BaseDataLoaderIter", "_base_seed"),
         ("_BaseDataLoaderIter", "_persistent_workers"),
-        ("_BaseDataLoaderIter", "_auto_collation"),
         ("_BaseDataLoaderIter", "_timeout"),
     ],
 )

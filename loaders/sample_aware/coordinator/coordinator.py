@@ -10,9 +10,10 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
+from loaders.errors import LoaderError, WorkerError
 from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.scaling import WorkerScaler
@@ -25,10 +26,10 @@ from loaders.sample_aware.ipc.messages import NOWHERE, ArenaPlace, ReportKind, R
 from loaders.sample_aware.ipc.serialize import load
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.balancer import Work
-from loaders.sample_aware.policy.timeout import SlowTimeout
-from loaders.sample_aware.workers.jobs import Failure, SampleJob
+from loaders.sample_aware.policy.task_size import task_size
+from loaders.sample_aware.workers.jobs import SampleJob, unwrapped
 from loaders.sample_aware.workers.pool import Pool
-from loaders.shared.stall_monitor import WorkerStatus
+from loaders.shared.stall_monitor import WorkerStatus, timeout_error
 from loaders.shared.threads import DaemonThreads
 
 Finish = Callable[[Value], Value]
@@ -36,16 +37,6 @@ Finish = Callable[[Value], Value]
 _READ_BYTES: Final = 1 << 16
 _MAX_AHEAD: Final = 256
 """Tasks in the pipe that no worker has taken, at most: they have to fit into it."""
-_WHOLE_BATCH_NS: Final = 100_000_000
-"""What the samples of a batch take together at most for one worker to run all of them."""
-_LAST_WHOLE_NS: Final = 10_000_000
-"""The same at the end of an epoch, where workers would be idle beside one that has a batch to make."""
-_COPY_NS: Final = 0.5
-"""What a copy of a byte takes."""
-_MIN_COPIES: Final = 10
-"""As how many copies of itself a sample takes at least where several workers share its batch."""
-_PART_NS: Final = 50_000_000
-"""What the samples take together at most that a worker gets at once of a batch that several share."""
 _REST_S: Final = 0.02
 """For which reports may lie at most, where workers have enough to do: each wake takes a processor from a worker."""
 
@@ -59,7 +50,6 @@ class Coordinator:
         pool: Pool,
         arena: Arena,
         control: ControlPage,
-        timeout: SlowTimeout,
         settings: EngineSettings,
         stats: Stats,
         finish: Finish | None,
@@ -79,12 +69,12 @@ class Coordinator:
         self._epoch: EpochState | None = None
         self._tasks = TaskTable(arena)
         self.scaler = WorkerScaler(settings, pool, stats)
-        self._slow_samples = SlowSampleTracker(timeout, settings.sample_timeout_s, control, stats)
+        self._slow_samples = SlowSampleTracker(settings, control, stats)
         self._ready = False
         """Whether worker 0 has started: the samples' random numbers derive from its own."""
         self._ending = False
         self._selector = selectors.DefaultSelector()
-        for descriptor in (self._wake, arena.wake_descriptor):
+        for descriptor in (self._wake, arena.returns.wake):
             self._selector.register(descriptor, selectors.EVENT_READ, "wake")
         self._selector.register(pool.reports, selectors.EVENT_READ, "reports")
         self._thread = threading.Thread(target=self._work, name="sample-aware-coordinator", daemon=True)
@@ -137,7 +127,7 @@ class Coordinator:
         if keys is not None:
             epoch.open_batch(keys)
         else:
-            epoch.balancer.no_more()
+            epoch.balancer.is_ending = True
 
     def close(self) -> None:
         """End the thread; the engine closes the pool and the arena."""
@@ -162,13 +152,11 @@ class Coordinator:
                 for key, _ in self._selector.select(self._pause()):
                     self._handle(key.data, key.fd)
                 self._arena.collect()
-                epoch = self._epoch
-                if epoch is not None:
-                    self._look(epoch)
+                if self._epoch is not None:
+                    self._look(self._epoch)
+                if (epoch := self._epoch) is not None:
                     self.scaler.decide(epoch)
-                    if self._ready:
-                        self._fill(epoch)
-                    if rest_s := self._rest_s(epoch):
+                    if self._ready and (rest_s := self._fill(epoch)):
                         time.sleep(rest_s)
         except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             if not self._ending:
@@ -214,7 +202,7 @@ class Coordinator:
         block = self._tasks.share_result(report)
         epoch = self._find(report.run)
         if not report.run:
-            self._die(self._failure(report, block).why())
+            self._die(self._failure(report, block))
             return
         if epoch is None:
             if block is not None:
@@ -222,16 +210,16 @@ class Coordinator:
         elif report.kind == ReportKind.BATCH:
             self._on_batch(epoch, report, block)
         elif report.kind == ReportKind.FAILED and report.sample < 0:
-            self._on_failed_collation(epoch, self._tasks.find(report.task), self._failure(report, block))
+            self._on_failed_collation(epoch, self._tasks.given[report.task], self._failure(report, block))
         else:
             self._on_sample(epoch, report, block)
         if report.is_last:
             if (epoch := self._find(report.run)) is not None:
-                self._take_back(epoch, self._tasks.find(report.task))
+                self._take_back(epoch, self._tasks.given[report.task])
             self._tasks.end(report.task)
 
     def _on_batch(self, epoch: EpochState, report: WorkerReport, block: ArenaBlock | None) -> None:
-        given, place = self._tasks.find(report.task), report.place
+        given, place = self._tasks.given[report.task], report.place
         self._tasks.learn_size(report, is_batch=True)
         times_at = place.block + place.offset + place.nbytes
         work_ns = array("q", self._arena.map[times_at : times_at + 8 * len(given.keys)])
@@ -241,18 +229,18 @@ class Coordinator:
         given.unreported.clear()
         epoch.add_batch(given.work, ReadyBatch(given.keys, work_ns, block=block), place)
 
-    def _on_failed_collation(self, epoch: EpochState, given: GivenTask, failure: Failure) -> None:
+    def _on_failed_collation(self, epoch: EpochState, given: GivenTask, error: BaseException) -> None:
         given.unreported.clear()
         if self._settings.on_error == "batch":
-            self._add_error(epoch, given.work, given.keys, failure.why())
+            self._add_error(epoch, given.work, given.keys, error)
         else:
-            self.end_epoch(failure.why())
+            self.end_epoch(error)
 
     def _add_error(self, epoch: EpochState, work: Work, keys: Sequence[Value], error: BaseException) -> None:
         epoch.add_batch(work, ReadyBatch(keys, (), error=error), ArenaPlace(NOWHERE, 0, 0))
 
     def _on_sample(self, epoch: EpochState, report: WorkerReport, block: ArenaBlock | None) -> None:
-        given = self._tasks.find(report.task)
+        given = self._tasks.given[report.task]
         self._break_up(epoch, given)
         given.unreported.discard(report.sample)
         self.stats.add_stages(report.first_stage, report.stage_ns)
@@ -261,22 +249,22 @@ class Coordinator:
         if report.kind == ReportKind.PARKED:
             self._slow_samples.mark(epoch, report.sample)
             self.stats.parked += 1
-            epoch.store(report.sample, stored)
+            epoch.stored[report.sample] = stored
             epoch.balancer.park(report.sample)
         elif report.kind == ReportKind.DONE:
             self._tasks.learn_size(report, is_batch=False)
             self._slow_samples.done(epoch, (report.sample,), array("q", [report.spent_ns]))
-            epoch.store(report.sample, stored)
+            epoch.stored[report.sample] = stored
             epoch.balancer.finish(report.sample)
         elif report.kind == ReportKind.FAILED:
-            self._on_failed_sample(epoch, report.sample, key, self._failure(report, block).why())
+            self._on_failed_sample(epoch, report.sample, key, self._failure(report, block))
 
     def _on_failed_sample(self, epoch: EpochState, sample: int, key: Value, error: BaseException) -> None:
         epoch.slow.discard(sample)
         if self._settings.on_error == "raise":
             self.end_epoch(error)
         elif self._settings.on_error == "batch":
-            epoch.store(sample, StoredSample(ArenaPlace(NOWHERE, 0, 0), None, key, error=error))
+            epoch.stored[sample] = StoredSample(ArenaPlace(NOWHERE, 0, 0), None, key, error=error)
             epoch.balancer.finish(sample)
         else:
             epoch.balancer.fail(sample)
@@ -294,11 +282,11 @@ class Coordinator:
         for sample in sorted(given.unreported, reverse=True):
             epoch.give_back(sample, given.keys[given.work.samples.index(sample)])
 
-    def _failure(self, report: WorkerReport, block: ArenaBlock | None) -> Failure:
-        failure: Failure = load(report.place, self._arena.memory[max(0, report.place.block) :], copy=True)
+    def _failure(self, report: WorkerReport, block: ArenaBlock | None) -> BaseException:
+        failure = load(report.place, self._arena.memory[max(0, report.place.block) :], copy=True)
         if block is not None:
             self._arena.free(block)
-        return failure
+        return unwrapped(failure)
 
     def _with_sample(self, error: WorkerError, worker: int) -> WorkerError:
         held = self._control.workers.held_by(worker)
@@ -312,61 +300,44 @@ class Coordinator:
         due = min(self._slow_samples.look_at, self.scaler.due) if self._epoch is not None else NEVER
         return None if due == NEVER else max(0.0, due - time.monotonic())
 
-    def _rest_s(self, epoch: EpochState) -> float:
-        """Return for how long reports may lie without a worker running out of tasks, in seconds."""
-        task_s = self._task_ns(epoch) * 1e-9
-        return min(_REST_S, max(0.0, (len(self._tasks) / max(1, len(self._pool)) - 1.5) * task_s / 2))
-
     def _look(self, epoch: EpochState) -> None:
         """Mark samples slow whose timeout has passed, and end where one has not come back in time."""
-        overdue = self._slow_samples.look(epoch, self._tasks)
-        if overdue is not None:
-            self._die(self._overdue(epoch, *overdue))
-
-    def _overdue(self, epoch: EpochState, held: WorkerStatus, took_s: float) -> SampleTimeoutError:
+        if (overdue := self._slow_samples.look(epoch, self._tasks)) is None:
+            return
+        held, took_s = overdue
         name = self._job.name(self._tasks.key_of(epoch.number, held.sample))
-        return SampleTimeoutError(
-            f"{name} is in {self._stage(held)} for {took_s:.1f} s in worker {held.worker} (pid "
-            f"{self._pool.pid(held.worker)}): longer than sample_timeout_s; the file's storage hangs, or the limit is "
-            "too low for it"
-        )
+        worker = f"worker {held.worker} (pid {self._pool.pid(held.worker)})"
+        self._die(timeout_error(name, self._stage(held), took_s, worker))
 
     def _stage(self, held: WorkerStatus) -> str:
         return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
 
-    def _makes_whole(self, epoch: EpochState) -> bool:
-        """Return whether one worker runs all samples of a batch: quick ones, for giving out each would cost more."""
-        sample_ns = self.stats.sample_ns
-        if 0 < sample_ns < _MIN_COPIES * _COPY_NS * self._tasks.sample_bytes:
-            return True
-        return 0 < sample_ns * epoch.batch_size < (_LAST_WHOLE_NS if epoch.balancer.is_ending else _WHOLE_BATCH_NS)
+    def _fill(self, epoch: EpochState) -> float:
+        """Give out tasks until every worker has one and enough wait; send batches that are made to the consumer.
 
-    def _part(self, epoch: EpochState) -> int:
-        """Return how many samples of a batch a worker gets at once where several share it."""
-        if not self.stats.sample_ns or epoch.balancer.is_ending:
-            return 1
-        return max(1, min(_PART_NS // self.stats.sample_ns, epoch.batch_size // max(1, len(self._pool))))
-
-    def _task_ns(self, epoch: EpochState) -> int:
-        """Return what a task takes, as a rule."""
-        return self.stats.sample_ns * (epoch.batch_size if self._makes_whole(epoch) else self._part(epoch))
-
-    def _fill(self, epoch: EpochState) -> None:
-        """Give out tasks until every worker has one and enough wait; send batches that are made to the consumer."""
+        Return for how long reports may lie without a worker running out of tasks, in seconds.
+        """
         self._give_collations(epoch)
         workers, balancer = len(self._pool), epoch.balancer
-        task_ns = self._task_ns(epoch)
-        ahead = 1 + round(2e9 * _REST_S / task_ns) if task_ns else 1
+        whole, part, task_s = task_size(
+            self.stats.sample_ns,
+            self._tasks.sample_bytes,
+            epoch.batch_size,
+            workers,
+            is_ending=balancer.is_ending,
+        )
+        ahead = 1 + round(2 * _REST_S / task_s) if task_s else 1
         # Each parked sample becomes a task, for which the pipe has to have room.
         self._control.set_may_park(self._settings.order != "strict" and balancer.parked < min(_MAX_AHEAD, 2 * workers))
-        whole, part, records = self._makes_whole(epoch), self._part(epoch), []
+        records = []
         for _ in range(workers + min(workers * ahead, _MAX_AHEAD) - len(self._tasks)):
             work = balancer.next_work(may_start=self._may_start(epoch), whole=whole, part=part)
             if work is None:
                 break
             records.append(self._tasks.create(epoch.number, work, *epoch.take_for(work)))
         self._pool.give(records)
-        epoch.ship(self._send)
+        for batch, place in epoch.ship():
+            self._in_order(partial(self._deliver, epoch.output, batch, place))
         if epoch.finished and not epoch.is_over:
             epoch.is_over = True
             self._in_order(epoch.output.end)
@@ -379,6 +350,7 @@ class Coordinator:
         queues["temp"].set(balancer.parked)
         queues["slow"].set(len(epoch.slow))
         queues["batch"].set(len(epoch.output))
+        return min(_REST_S, max(0.0, (len(self._tasks) / max(1, workers) - 1.5) * task_s / 2))
 
     def _give_collations(self, epoch: EpochState) -> None:
         records = []
@@ -397,11 +369,6 @@ class Coordinator:
     def _may_start(self, epoch: EpochState) -> bool:
         """Return whether memory allows another sample; one is allowed where the consumer would wait without end."""
         return self._arena.ahead < self._settings.max_bytes or not (len(self._tasks) or epoch.shipped > epoch.taken)
-
-    def _send(self, batch: ReadyBatch, place: ArenaPlace) -> None:
-        output = self._epoch.output if self._epoch is not None else None
-        if output is not None:
-            self._in_order(lambda: self._deliver(output, batch, place))
 
     def _in_order(self, call: Callable[[], None]) -> None:
         if self._finisher is None:

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from typing import Final
 
 from loaders.errors import LoaderError
 from loaders.sample_aware.coordinator.coordinator import Coordinator, Finish
@@ -20,9 +22,11 @@ from loaders.sample_aware.ipc.control_page import RESERVED_BYTES, ControlPage
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.balancer import Balancer
-from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import SampleJob
-from loaders.sample_aware.workers.pool import Pool, start_context
+from loaders.sample_aware.workers.pool import Pool
+
+_BACKGROUND_SHARE: Final = 4
+"""One worker in so many goes on with parked samples while there are new ones, at most."""
 
 
 class Engine:
@@ -32,11 +36,9 @@ class Engine:
         self,
         job: SampleJob,
         settings: EngineSettings,
-        *,
-        timeout: SlowTimeout,
         stats: Stats,
-        finish: Finish | None = None,
-        start_method: object = None,
+        finish: Finish | None,
+        context: BaseContext,
     ) -> None:
         """Start the workers; with `finish` the consumer gets what it makes of each batch, in a thread.
 
@@ -48,14 +50,14 @@ class Engine:
         settings = replace(settings, max_bytes=min(settings.max_bytes, arena.nbytes // 4))
         self._settings = settings
         workers = settings.workers
-        pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
+        pool = self._pool = Pool(job, context, arena.descriptor)
         try:
             started = [pool.start(workers) for _ in range(workers)]
         except BaseException:
             pool.close()
             arena.close()
             raise
-        self.coordinator = Coordinator(job, pool, arena, ControlPage(arena.map), timeout, settings, stats, finish)
+        self.coordinator = Coordinator(job, pool, arena, ControlPage(arena.map), settings, stats, finish)
         self._arena = arena
         for worker, alive in started:
             self.coordinator.add_worker(worker, alive)
@@ -80,8 +82,7 @@ class Engine:
         self._epochs += 1
         output = OutputQueue(self._epochs)
         settings = self._settings
-        background = max(1, int(settings.background_share * settings.workers))
-        balancer = Balancer(order=settings.order, background=background, max_wait=settings.max_wait_batches)
+        balancer = Balancer(order=settings.order, background=max(1, settings.workers // _BACKGROUND_SHARE))
         epoch = EpochState(output, balancer, is_strict=settings.order == "strict")
         self.coordinator.call(lambda: self.coordinator.begin_epoch(epoch))
         return BatchSource(self, output, iter(batches), settings.max_batches_ahead)

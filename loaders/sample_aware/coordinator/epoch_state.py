@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.tasks import StoredSample
@@ -16,6 +16,8 @@ class EpochState:
 
     def __init__(self, output: OutputQueue, balancer: Balancer, *, is_strict: bool) -> None:
         self.output, self.balancer = output, balancer
+        self.number = output.number
+        """Of the epoch, counted by the engine."""
         self.slow: set[int] = set()
         """Samples that are over their time and not done."""
         self.opened = self.shipped = self.taken = 0
@@ -29,16 +31,12 @@ class EpochState:
         """Of batches of which no sample was started, by the first one."""
         self._keys: dict[int, Value] = {}
         """Of the other samples that were not started."""
-        self._stored: dict[int, StoredSample] = {}
+        self.stored: dict[int, StoredSample] = {}
+        """Samples that were started and that no worker has."""
         self._made: dict[int, tuple[ReadyBatch, ArenaPlace]] = {}
         """Batches that were not sent to the consumer, with where they lie."""
         self._next = 0
         """Number of the batch that is sent next, in strict order."""
-
-    @property
-    def number(self) -> int:
-        """The epoch, counted by the engine."""
-        return self.output.number
 
     @property
     def finished(self) -> bool:
@@ -51,18 +49,14 @@ class EpochState:
         self.batch_size = len(keys)
         self.opened += 1
 
-    def store(self, sample: int, stored: StoredSample) -> None:
-        """Keep a sample that no worker has."""
-        self._stored[sample] = stored
-
     def take_for(self, work: Work) -> tuple[Sequence[Value], list[StoredSample]]:
         """Return the keys of a task's samples, and their stored parts, none where the samples are new.
 
         The memory is the task's from now on.
         """
         first = work.samples[0]
-        if first in self._stored:
-            stored = [self._stored.pop(sample) for sample in work.samples]
+        if first in self.stored:
+            stored = [self.stored.pop(sample) for sample in work.samples]
             return [each.key for each in stored], stored
         if first in self._batch_keys:
             keys = self._batch_keys.pop(first)
@@ -82,23 +76,21 @@ class EpochState:
         self.slow.difference_update(work.samples)
         self._made[work.batch] = batch, place
 
-    def ship(self, send: Callable[[ReadyBatch, ArenaPlace], None]) -> None:
-        """Send the batches that may be, in the order in which they are made, or in the sampler's."""
-        for number in list(self._sendable()):
-            self.shipped += 1
-            send(*self._made.pop(number))
-
-    def _sendable(self) -> Iterator[int]:
+    def ship(self) -> list[tuple[ReadyBatch, ArenaPlace]]:
+        """Return the batches that the consumer gets now, in the order in which they are made, or in the sampler's."""
         if not self._is_strict:
-            yield from self._made
-            return
-        while self._next < self.opened and not self.balancer.is_pending(self._next):
-            # Of one whose samples have all failed nothing is made.
-            if self._next in self._made:
-                yield self._next
-            self._next += 1
+            shipped, self._made = list(self._made.values()), {}
+        else:
+            shipped = []
+            while self._next < self.opened and not self.balancer.is_pending(self._next):
+                # Of one whose samples have all failed nothing is made.
+                if self._next in self._made:
+                    shipped.append(self._made.pop(self._next))
+                self._next += 1
+        self.shipped += len(shipped)
+        return shipped
 
     def blocks(self) -> list[ArenaBlock]:
         """Return all memory that is the epoch's."""
-        held = [*(each.block for each in self._stored.values()), *(batch.block for batch, _ in self._made.values())]
+        held = [*(each.block for each in self.stored.values()), *(batch.block for batch, _ in self._made.values())]
         return [block for block in held if block is not None]

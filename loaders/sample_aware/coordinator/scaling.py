@@ -14,6 +14,8 @@ from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.workers.pool import Pool
 
+_INTERVAL_S: Final = 0.5
+"""Between two decisions."""
 _LOG: Final = logging.getLogger("loaders.sample_aware.scaling")
 
 
@@ -21,7 +23,7 @@ class WorkerScaler:
     """Decides while an epoch is under way, where there is a scheduler."""
 
     def __init__(self, settings: EngineSettings, pool: Pool, stats: Stats) -> None:
-        self._scheduler, self._interval_s = settings.scheduler, settings.scheduler_interval_s
+        self._scheduler = settings.scheduler
         self._queue_size = settings.max_batches_ahead
         self._pool, self._stats = pool, stats
         self.wanted = 0
@@ -32,7 +34,7 @@ class WorkerScaler:
     def begin(self) -> None:
         """Note that an epoch begins."""
         if self._scheduler is not None:
-            self.due = time.monotonic() + self._interval_s
+            self.due = time.monotonic() + _INTERVAL_S
             psutil.cpu_percent()  # which counts from here on
 
     def decide(self, run: EpochState) -> None:
@@ -40,7 +42,7 @@ class WorkerScaler:
         now = time.monotonic()
         if self._scheduler is None or now < self.due:
             return
-        self.due = now + self._interval_s
+        self.due = now + _INTERVAL_S
         decision = self._scheduler.decide(
             len(self._pool) + self.wanted,
             queued=len(run.output),

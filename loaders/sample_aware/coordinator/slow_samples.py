@@ -13,7 +13,7 @@ from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.coordinator.tasks import TaskTable
 from loaders.sample_aware.ipc.control_page import ControlPage
-from loaders.sample_aware.policy.timeout import SlowTimeout
+from loaders.sample_aware.options import EngineSettings
 from loaders.shared.stall_monitor import WorkerStatus
 
 NEVER: Final = float("inf")
@@ -26,10 +26,8 @@ _PROFILED: Final = 32
 class SlowSampleTracker:
     """Keeps the timeout, sends it to the workers, and marks samples as slow when they exceed it."""
 
-    def __init__(
-        self, timeout: SlowTimeout, sample_timeout_s: float | None, control: ControlPage, stats: Stats
-    ) -> None:
-        self._timeout, self._sample_timeout_s = timeout, sample_timeout_s
+    def __init__(self, settings: EngineSettings, control: ControlPage, stats: Stats) -> None:
+        self._timeout, self._sample_timeout_s = settings.slow_timeout, settings.sample_timeout_s
         self._control, self._stats = control, stats
         self.workers = 0
         """Workers that were started so far."""

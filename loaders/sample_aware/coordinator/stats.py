@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.policy.scheduler import Decision
-from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
+from loaders.sample_aware.policy.timeout import TimeoutChange
 from loaders.shared.stage_table import stage_figures
 
 _RECENT: Final = 64
@@ -103,13 +104,13 @@ class Stats:
 class ShowsHistory:
     """What a sample-aware loader shows of its timeouts and of its workers."""
 
-    _slow_timeout: SlowTimeout
+    _settings: EngineSettings
     _run_stats: Stats
 
     @property
     def timeout_history(self) -> Sequence[TimeoutChange]:
         """The timeouts above which samples were slow, from the end of the warm-up on."""
-        return tuple(self._slow_timeout.history)
+        return tuple(self._settings.slow_timeout.history)
 
     @property
     def decisions(self) -> Sequence[Decision]:

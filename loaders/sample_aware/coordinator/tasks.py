@@ -9,37 +9,22 @@ from typing import Final
 
 from loaders.sample_aware.ipc.arena import Arena, ArenaBlock
 from loaders.sample_aware.ipc.messages import (
+    ITEMS_ROOM,
     NOWHERE,
     ArenaPlace,
     TaskKind,
     TaskRecord,
     Value,
     WorkerReport,
-    fits,
     pack_items,
 )
 from loaders.sample_aware.ipc.serialize import aligned
 from loaders.sample_aware.policy.balancer import NO_BATCH, Work
 
 _MARGIN: Final = 1.1
+"""How much larger than the largest of the recent ones the next sample or batch may be, as a rule."""
 _FORGETS: Final = 0.995
 """By which factor the largest size counts for less with each later one."""
-
-
-class SizeEstimate:
-    """The largest of the recent sizes, and some more."""
-
-    def __init__(self) -> None:
-        self._largest = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """What the next one takes at most, as a rule; 0 before the first one."""
-        return int(_MARGIN * self._largest)
-
-    def learn(self, nbytes: int) -> None:
-        """Note what one has taken."""
-        self._largest = max(float(nbytes), _FORGETS * self._largest)
 
 
 @dataclass(slots=True)
@@ -76,13 +61,15 @@ class TaskTable:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._given: dict[int, GivenTask] = {}
+        self.given: dict[int, GivenTask] = {}
+        """Tasks that workers have, by number."""
         self._numbers = count()
-        self._sample_size, self._batch_size = SizeEstimate(), SizeEstimate()
+        self.sample_bytes = self._batch_bytes = 0.0
+        """What the next sample, or batch, takes in memory at most, as a rule; 0 before the first one."""
 
     def __len__(self) -> int:
         """Return how many tasks the workers have."""
-        return len(self._given)
+        return len(self.given)
 
     def create(self, run: int, work: Work, keys: Sequence[Value], stored: Sequence[StoredSample]) -> bytes:
         """Return the record of a task on samples that are new, or of all of which something is stored."""
@@ -91,30 +78,26 @@ class TaskTable:
         given.inputs = [each.block for each in stored if each.block is not None]
         items = pack_items(work.samples, keys, [(each.stage, each.spent_ns, each.place) for each in stored])
         task = TaskRecord(TaskKind.WORK, run, number, is_batch)
-        if fits(items):
+        if len(items) <= ITEMS_ROOM:
             task = task._replace(items=items)
         else:
             block = self._arena.allocate(len(items))
             self._arena.map[block.offset : block.offset + len(items)] = items
             given.inputs.append(block)
             task = task._replace(offset=block.offset, nbytes=len(items))
-        size = len(work.samples) * self._sample_size.nbytes
+        size = len(work.samples) * self.sample_bytes
         if is_batch:
-            size = self._batch_size.nbytes or size
+            size = self._batch_bytes or size
         if size:
-            out = self._arena.allocate(size)
+            out = self._arena.allocate(int(size))
             given.results.append(out)
             task = task._replace(out=out.offset, out_bytes=out.size)
-        self._given[number] = given
+        self.given[number] = given
         return task.pack()
-
-    def find(self, task: int) -> GivenTask:
-        """Return a task that workers have."""
-        return self._given[task]
 
     def key_of(self, run: int, sample: int) -> Value:
         """Return the key of a sample that workers have; None where they do not."""
-        for given in self._given.values():
+        for given in self.given.values():
             if given.run == run and sample in given.unreported:
                 return given.keys[given.work.samples.index(sample)]
         return None
@@ -123,7 +106,7 @@ class TaskTable:
         """Return where the block begins that a worker has asked for."""
         block = self._arena.allocate(report.place.nbytes)
         # A worker that cannot start has no task.
-        given = self._given.setdefault(report.task, GivenTask(report.run, Work(()), ()))
+        given = self.given.setdefault(report.task, GivenTask(report.run, Work(()), ()))
         given.results.append(block)
         return block.offset
 
@@ -132,26 +115,24 @@ class TaskTable:
         at = report.place.block
         if at == NOWHERE:
             return None
-        results = self._given[report.task].results
+        results = self.given[report.task].results
         block = next(block for block in results if block.offset <= at < block.offset + block.size)
         block.users += 1
         return block
 
-    @property
-    def sample_bytes(self) -> int:
-        """What a sample takes in memory, as far as it is known."""
-        return self._sample_size.nbytes
-
     def learn_size(self, report: WorkerReport, *, is_batch: bool) -> None:
         """Note what a result takes."""
-        if report.place.block != NOWHERE:
-            nbytes = aligned(
-                report.place.offset + report.place.nbytes + 8 * is_batch * len(self.find(report.task).keys)
-            )
-            (self._batch_size if is_batch else self._sample_size).learn(nbytes)
+        place = report.place
+        if place.block == NOWHERE:
+            return
+        if is_batch:
+            nbytes = aligned(place.offset + place.nbytes + 8 * len(self.given[report.task].keys))
+            self._batch_bytes = max(_MARGIN * nbytes, _FORGETS * self._batch_bytes)
+        else:
+            self.sample_bytes = max(_MARGIN * aligned(place.offset + place.nbytes), _FORGETS * self.sample_bytes)
 
     def end(self, task: int) -> None:
         """Free what a task needed, after its last report."""
-        given = self._given.pop(task)
+        given = self.given.pop(task)
         for block in [*given.inputs, *given.results]:
             self._arena.free(block)

@@ -30,10 +30,8 @@ _LEAST_BYTES: Final = 1 << 26
 _PART: Final = 4
 """An arena takes one in so many parts of the addresses that a limit leaves: a worker maps it twice."""
 _PAGE: Final = mmap.PAGESIZE
-_REMOVE: Final = 9
-"""MADV_REMOVE (madvise(2)), for which the mmap module has no name: the pages go, the addresses stay."""
 _POPULATE_WRITE: Final = 23
-"""MADV_POPULATE_WRITE (madvise(2)): as if each page were written, without a change of its bytes."""
+"""MADV_POPULATE_WRITE (madvise(2)), which mmap does not name: as if each page were written, with the bytes it has."""
 _FIXED: Final = 0x10
 """MAP_FIXED (mmap(2))."""
 
@@ -90,11 +88,6 @@ class Arena:
         self.ahead = 0
         """Those of them that the consumer does not hold."""
 
-    @property
-    def wake_descriptor(self) -> int:
-        """An eventfd that is written when a block has come back."""
-        return self.returns.wake
-
     def allocate(self, nbytes: int) -> ArenaBlock:
         """Return a block of at least so many bytes: a free one that is up to twice as large before a new one.
 
@@ -138,7 +131,8 @@ class Arena:
         self._free.setdefault(block.size, []).append(block.offset)
         self._free_bytes += block.size
         if self.live + self._free_bytes > self._max_bytes:
-            self._cool()
+            for size in self._free:
+                self._drop(size, self._max_bytes)
 
     def release(self, block: ArenaBlock) -> None:
         """Note that a block is the consumer's now."""
@@ -174,10 +168,6 @@ class Arena:
             for offset in begins:
                 self.returns.drop(offset, size)
 
-    def _cool(self) -> None:
-        for size in self._free:
-            self._drop(size, self._max_bytes)
-
     def _drop_idle(self) -> None:
         held = self.live + self._free_bytes
         for size in self._free:
@@ -202,6 +192,7 @@ class _Returns:
         self._map, self._begin, self._descriptor = whole, memory.ctypes.data, descriptor
         self.blocks: deque[ArenaBlock] = deque()
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Written when a block has come back."""
         self.closed = False
 
     def give_back(self, block: ArenaBlock, pid: int) -> None:
@@ -217,8 +208,8 @@ class _Returns:
         os.eventfd_write(self.wake, 1)
 
     def drop(self, offset: int, size: int) -> None:
-        """Give the pages of a range back to the kernel."""
-        self._map.madvise(_REMOVE, offset, size)
+        """Give the pages of a range back to the kernel; the addresses stay."""
+        self._map.madvise(mmap.MADV_REMOVE, offset, size)
 
     def make_private(self, block: ArenaBlock, view: npt.NDArray[np.uint8]) -> None:
         """Put private pages with the same bytes in the place of the file's, and give those back to the kernel.
@@ -232,7 +223,7 @@ class _Returns:
         except OSError:  # before Linux 5.14
             view[::_PAGE] |= 0
         with mmap.mmap(self._descriptor, block.size, offset=block.offset) as pages:
-            pages.madvise(_REMOVE)
+            pages.madvise(mmap.MADV_REMOVE)
 
     def make_shared(self, block: ArenaBlock) -> None:
         """Undo `make_private`, without the bytes."""

@@ -19,10 +19,13 @@ Value: TypeAlias = Any
 """A sample, whole or partial, its key in the dataset, or a batch: of the types of the user's dataset."""
 
 NOWHERE: Final = -1
-_TASK: Final = struct.Struct("<BBHIqqqqq80s")
-_BODY_ROOM: Final = 80
+ITEMS_ROOM: Final = 80
+"""Bytes of packed items that fit into a task's record."""
+_TASK: Final = struct.Struct(f"<BIq?qqqqH{ITEMS_ROOM}s")
+"""The fields of TaskRecord in their order, with the length of the items before them."""
 TASK_BYTES: Final = _TASK.size
-_REPORT: Final = struct.Struct("<HBBBBHqqqqqqqI")
+_REPORT: Final = struct.Struct("<HBBIqqqqHqqq?")
+"""The length of the record and the number of stages, then the fields of WorkerReport in their order."""
 
 
 class TaskKind(IntEnum):
@@ -92,14 +95,13 @@ class TaskRecord(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the record."""
-        kind, run, task, collates, offset, nbytes, out, out_bytes, items = self
-        return _TASK.pack(kind, collates, len(items), run, task, offset, nbytes, out, out_bytes, items)
+        return _TASK.pack(*self[:-1], len(self.items), self.items)
 
     @classmethod
     def unpack(cls, record: bytes) -> TaskRecord:
         """Return what `pack` wrote."""
-        kind, collates, length, run, task, offset, nbytes, out, out_bytes, items = _TASK.unpack(record)
-        return cls(kind, run, task, bool(collates), offset, nbytes, out, out_bytes, items[:length])
+        *fields, length, items = _TASK.unpack(record)
+        return cls._make([*fields, items[:length]])
 
     def read_items(self, memory: mmap.mmap) -> list[WorkItem]:
         """Return the samples, from the record or from where they lie."""
@@ -118,11 +120,6 @@ def pack_items(samples: Sequence[int], keys: Sequence[Value], stored: Sequence[t
     """Return what `read_items` reads; `stored` has stage, time and place of each sample where they are not new."""
     places = [(stage, spent_ns, tuple(place)) for stage, spent_ns, place in stored]
     return pickle.dumps((samples, keys, places), pickle.HIGHEST_PROTOCOL)
-
-
-def fits(items: bytes) -> bool:
-    """Return whether packed items fit into a task's record."""
-    return len(items) <= _BODY_ROOM
 
 
 def room(stages: int) -> int:
@@ -149,13 +146,10 @@ class WorkerReport(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the record."""
-        times, (block, offset, nbytes, payload) = self.stage_ns, self.place
-        length = _REPORT.size + 8 * len(times) + len(payload)
-        head = _REPORT.pack(
-            length, self.kind, self.is_last, len(times), 0, self.first_stage, self.run, self.task, self.sample,
-            self.spent_ns, block, offset, nbytes, self.worker,
-        )  # fmt: skip
-        return head + struct.pack(f"<{len(times)}q", *times) + payload
+        *fields, times, place, is_last = self
+        length = _REPORT.size + 8 * len(times) + len(place.payload)
+        head = _REPORT.pack(length, len(times), *fields, *place[:-1], is_last)
+        return head + struct.pack(f"<{len(times)}q", *times) + place.payload
 
 
 class ReportReader:
@@ -169,15 +163,13 @@ class ReportReader:
         read = self._rest + read
         at = 0
         while len(read) - at >= _REPORT.size:
-            length, kind, is_last, stages, _, first, run, task, sample, spent, block, offset, nbytes, worker = (
-                _REPORT.unpack_from(read, at)
-            )
+            length, stages, *fields, block, offset, nbytes, is_last = _REPORT.unpack_from(read, at)
             if len(read) - at < length:
                 break
             times_at = at + _REPORT.size
             payload = read[times_at + 8 * stages : at + length]
             times = struct.unpack_from(f"<{stages}q", read, times_at)
             place = ArenaPlace(block, offset, nbytes, payload)
-            yield WorkerReport(kind, worker, run, task, sample, spent, first, times, place, bool(is_last))
+            yield WorkerReport._make([*fields, times, place, is_last])
             at += length
         self._rest = read[at:]

@@ -61,7 +61,7 @@ class Balancer:
         self._open: dict[int, _OpenBatch] = {}
         self._samples = self._batches = self._largest = self._resumed = self.completed = 0
         self.is_ending = False
-        """Whether the sampler has ended."""
+        """Whether the sampler has ended; the owner sets it."""
 
     def open_batch(self, size: int) -> range:
         """Add the next `size` samples of the sampler; return their numbers."""
@@ -73,10 +73,6 @@ class Balancer:
         self._samples += size
         self._largest = max(self._largest, size)
         return samples
-
-    def no_more(self) -> None:
-        """Note that the sampler has ended."""
-        self.is_ending = True
 
     @property
     def parked(self) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from loaders.errors import LoaderConfigError
+_CLIP: Final = 2
+"""The most workers that one decision adds or takes."""
+_SMOOTHING: Final = 0.3
+"""Weight of the newest value in the moving average of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +41,15 @@ class Scheduler:
     """Workers that processors are worth which are wholly busy beyond `theta_c`."""
     theta_c: float = 0.7
     """Utilisation of the processors above which workers are added."""
-    clip: int = 2
-    """The most workers that one decision adds or takes."""
-    smoothing: float = 0.3
-    """Weight of the newest value in the moving average of the queue."""
     _queue: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_workers <= self.max_workers:
-            raise LoaderConfigError(
-                f"min_workers={self.min_workers}, max_workers={self.max_workers}: expected 1 or more, and no more than "
-                "max_workers"
-            )
-        if not 0 < self.smoothing <= 1:
-            raise LoaderConfigError(f"scheduler.smoothing={self.smoothing}: expected above 0, at most 1")
 
     def decide(self, workers: int, *, queued: int, queue_size: int, cpu: float) -> Decision:
         """Return how many workers there should be with `queued` of at most `queue_size` batches ready."""
         filled = min(1.0, queued / queue_size)
         old = filled if self._queue is None else self._queue
-        self._queue = queue = old + self.smoothing * (filled - old)
+        self._queue = queue = old + _SMOOTHING * (filled - old)
         delta = self.alpha * (1 - queue) + self.beta * (cpu - self.theta_c)
-        step = round(max(-self.clip, min(self.clip, delta)))
+        step = round(max(-_CLIP, min(_CLIP, delta)))
         wanted = max(self.min_workers, min(self.max_workers, max(1, workers + step)))
         return Decision(workers, wanted, delta, queue, cpu, self._reason(workers + step, wanted, queue, cpu))
 

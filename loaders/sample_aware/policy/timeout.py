@@ -74,10 +74,6 @@ class SlowTimeout:
         """Return how often the timeout is adjusted until so many samples were measured."""
         return 0 if samples < self._warm_up else 1 + (samples - self._warm_up) // self._every
 
-    def is_slow(self, seconds: float) -> bool:
-        """Return whether a sample that has taken so long is slow."""
-        return self.timeout_s is not None and seconds > self.timeout_s
-
     def _adjust(self) -> bool:
         # Sorted once, for NumPy's percentile takes ten times as long.
         self._last = np.concatenate((self._last, self._added))[-self._window :]

@@ -38,22 +38,15 @@ class WorkerPlace(NamedTuple):
     workers: int
 
 
-class Failure(NamedTuple):
-    """Why a sample has no result."""
-
-    error: BaseException | ExceptionWrapper
-    """Pickles: an exception, or torch's wrapper of one."""
-    stage: str
-
-    def why(self) -> BaseException:
-        """Return the error, with the worker's traceback in its notes or its message."""
-        if isinstance(self.error, ExceptionWrapper):
-            try:
-                self.error.reraise()  # type: ignore[no-untyped-call]
-            except Exception as error:  # noqa: BLE001 - the error is the result, of any type
-                return error
-        assert isinstance(self.error, BaseException)
-        return self.error
+def unwrapped(failure: Exception | ExceptionWrapper) -> Exception:
+    """Return the error of a failure, with the worker's traceback in its notes or its message."""
+    if isinstance(failure, Exception):
+        return failure
+    try:
+        failure.reraise()  # type: ignore[no-untyped-call]
+    except Exception as error:  # noqa: BLE001 - the error is the result, of any type
+        return error
+    raise AssertionError("torch's wrapper raises")
 
 
 class SampleJob(ABC):
@@ -98,8 +91,8 @@ class SampleJob(ABC):
         """Return a batch of samples."""
 
     @abstractmethod
-    def failure(self, place: WorkerPlace, stage: str, key: Value, error: Exception) -> Failure:
-        """Return why a sample failed, or a collation where the key is None."""
+    def failure(self, place: WorkerPlace, stage: str, key: Value, error: Exception) -> Exception | ExceptionWrapper:
+        """Return why a sample failed, or a collation where the key is None; it pickles."""
 
     @abstractmethod
     def name(self, key: Value) -> str:
@@ -144,85 +137,77 @@ class PipelineJob(SampleJob):
         ]
         return collate_items(self.pipeline, self.samples, items)
 
-    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int] | None, error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int] | None, error: Exception) -> LoaderError:
         """Return a SampleError that names the sample and the stage, with the traceback in its notes."""
         if key is None:
             failure = error if isinstance(error, SampleError) else LoaderError(f"{stage} failed: {error}")
         else:
             failure = sample_error(self.samples, key[1], stage, error)
         failure.add_note("".join(traceback.format_exception(error)).rstrip())
-        return Failure(failure, stage)
+        return failure
 
     def name(self, key: tuple[int, int]) -> str:
         """Return id and file."""
         return f"sample {key[1]} ({self.samples.path(key[1])})"
 
 
+@dataclass
 class DatasetJob(SampleJob):
     """Asks a map-style dataset for a sample, or for a whole batch of them, and applies transforms to it.
 
     Keys are (seed, index), or (seed, indices) with `by_batch`; a seed depends on the place in the epoch alone.
     """
 
-    def __init__(
-        self,
-        dataset: Value,
-        transforms: Sequence[Callable[[Value], Value]],
-        worker_init_fn: Callable[[int], None] | None,
-        base_seed: int,
-        collate_fn: Callable[[Value], Value],
-        *,
-        single: bool = False,
-        by_batch: bool = False,
-        seeded: bool = True,
-    ) -> None:
-        """Collate with `collate_fn`; with `single` it gets the one sample of a batch and not a list.
-
-        With `by_batch` the dataset gives whole batches, and a batch is one sample here. Without `seeded` the random
-        numbers of a worker go on from sample to sample.
-        """
-        self._dataset, self._transforms = dataset, tuple(transforms)
-        self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
-        self._collate_fn, self._single, self._by_batch = collate_fn, single or by_batch, by_batch
-        self._seeded, self._roots = seeded, NO_ROOTS
-        self._initial_seed = b""
+    dataset: Value
+    transforms: Sequence[Callable[[Value], Value]]
+    worker_init_fn: Callable[[int], None] | None
+    base_seed: int
+    collate_fn: Callable[[Value], Value]
+    is_single: bool
+    """Whether the collation gets the one sample of a batch and not a list."""
+    by_batch: bool
+    """Whether the dataset gives whole batches; a batch is one sample here, and the collation gets it as it is."""
+    seeded: bool
+    """Whether each sample has random numbers of its own; else those of a worker go on from sample to sample."""
+    _roots: Roots = NO_ROOTS
+    _initial_seed: bytes = b""
 
     @property
     def stacks_in_place(self) -> bool:
         """Whether the collation is torch's own."""
-        return is_default(self._collate_fn) and not self._single
+        return is_default(self.collate_fn) and not self.is_single
 
     def collate(self, keys: Sequence[tuple[int, Value]], samples: Sequence[Value]) -> Value:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
-        if self._seeded:
+        if self.seeded:
             self._seed(keys[0][0] + len(self.stages))
-        if not is_default(self._collate_fn):
+        if not is_default(self.collate_fn):
             return self.apply_collation(samples)
         with outside_worker():
             return self.apply_collation(samples)
 
     def apply_collation(self, samples: Sequence[Value]) -> Value:
         """Do the same with the random numbers of the process as they are."""
-        return self._collate_fn(samples[0] if self._single else samples)
+        return self.collate_fn(samples[0] if self.is_single else samples)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The dataset's own work, then the transforms."""
-        return "dataset", *(_name(transform) for transform in self._transforms)
+        return "dataset", *(_name(transform) for transform in self.transforms)
 
     def begin_worker(self, place: WorkerPlace) -> Roots:
         """Do what torch's worker does before its first sample."""
-        seed = self._base_seed + place.worker
+        seed = self.base_seed + place.worker
         random.seed(seed)
         torch.manual_seed(seed)
-        np.random.seed(worker_seed(self._base_seed, place.worker))
-        enter_worker(place.worker, place.workers, seed, self._dataset)
-        if self._worker_init_fn is None:
-            return Roots(self._base_seed, self._base_seed, self._base_seed)
+        np.random.seed(worker_seed(self.base_seed, place.worker))
+        enter_worker(place.worker, place.workers, seed, self.dataset)
+        if self.worker_init_fn is None:
+            return Roots(self.base_seed, self.base_seed, self.base_seed)
         before = _digests()
-        self._worker_init_fn(place.worker)
+        self.worker_init_fn(place.worker)
         # A generator that the function has seeded gives every sample other numbers, the same in every run with it.
-        return Roots(*(self._base_seed if old == new else new for old, new in zip(before, _digests(), strict=True)))
+        return Roots(*(self.base_seed if old == new else new for old, new in zip(before, _digests(), strict=True)))
 
     def begin_samples(self, roots: Roots) -> None:
         """Note the roots, and the seed that `torch.initial_seed()` returns in this worker."""
@@ -236,14 +221,14 @@ class DatasetJob(SampleJob):
         idle, nor on the one that goes on with it. A sample is seeded once: between two stages that sleep or read, code
         and generators have left the processor's caches, and seeding takes some 100 us.
         """
-        if not self._seeded:
+        if not self.seeded:
             return self.apply(stage, key, partial)
         seed = key[0] + stage
-        if not self._by_batch or stage == 0:
+        if not self.by_batch or stage == 0:
             if stage == 0:
                 self._seed(seed)
             return self.apply(stage, key, partial)
-        transform, done = self._transforms[stage - 1], []
+        transform, done = self.transforms[stage - 1], []
         for row, sample in enumerate(partial):
             self._seed(seed + SAMPLE_STEP * row)
             done.append(transform(sample))
@@ -251,7 +236,7 @@ class DatasetJob(SampleJob):
 
     def random_state(self) -> Value:
         """Return the states of the three generators; None where samples are not seeded."""
-        if not self._seeded or self._by_batch:
+        if not self.seeded or self.by_batch:
             return None
         return torch.default_generator.get_state(), random.getstate(), np.random.get_state()
 
@@ -265,11 +250,13 @@ class DatasetJob(SampleJob):
     def apply(self, stage: int, key: tuple[int, Value], partial: Value) -> Value:
         """Do the same with the random numbers of the process as they are."""
         if stage == 0:
-            return self._dataset.__getitems__(key[1]) if self._by_batch else self._dataset[key[1]]
-        transform = self._transforms[stage - 1]
-        return [transform(sample) for sample in partial] if self._by_batch else transform(partial)
+            return self.dataset.__getitems__(key[1]) if self.by_batch else self.dataset[key[1]]
+        transform = self.transforms[stage - 1]
+        return [transform(sample) for sample in partial] if self.by_batch else transform(partial)
 
-    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, Value] | None, error: Exception) -> Failure:
+    def failure(
+        self, place: WorkerPlace, stage: str, key: tuple[int, Value] | None, error: Exception
+    ) -> ExceptionWrapper:
         """Return what torch's worker would."""
         failure = ExceptionWrapper(  # type: ignore[no-untyped-call]
             (type(error), error, error.__traceback__),
@@ -282,13 +269,13 @@ class DatasetJob(SampleJob):
                 (RuntimeError, unpicklable, unpicklable.__traceback__), where=failure.where
             )
             failure.exc_msg = "".join(traceback.format_exception(error))
-        return Failure(failure, stage)
+        return failure
 
     def name(self, key: tuple[int, Value] | None) -> str:
         """Return the index."""
         if key is None:
             return "no sample"
-        return f"samples {reprlib.repr(key[1])}" if self._by_batch else f"sample {key[1]!r}"
+        return f"samples {reprlib.repr(key[1])}" if self.by_batch else f"sample {key[1]!r}"
 
     def _seed(self, seed: int) -> None:
         roots = self._roots

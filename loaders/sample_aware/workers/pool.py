@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import struct
@@ -13,8 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Final
-
-import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
 from loaders.sample_aware.ipc.messages import TASK_BYTES, TaskKind, TaskRecord
@@ -60,11 +57,6 @@ class Pool:
     def __len__(self) -> int:
         """Return the number of workers that were not asked to stop."""
         return self._working
-
-    @property
-    def pids(self) -> list[int]:
-        """The workers' process ids."""
-        return [member.process.pid or 0 for member in list(self._members.values())]
 
     def pid(self, worker: int) -> int:
         """Return a worker's process id."""
@@ -179,20 +171,6 @@ class Pool:
         member = self._members.pop(worker)
         os.close(member.answers)
         os.close(member.alive)
-
-
-def start_context(given: object) -> BaseContext:
-    """Return the multiprocessing context of a start method's name, of a context, or of None for the usual one.
-
-    Raises LoaderConfigError for an unknown name.
-    """
-    if isinstance(given, BaseContext):
-        return given
-    methods = torch.multiprocessing.get_all_start_methods()
-    if given is not None and given not in methods:
-        raise LoaderConfigError(f"start_method={given!r}: expected one of {', '.join(methods)}")
-    context: BaseContext = multiprocessing.get_context(given)
-    return context
 
 
 def _write_all(descriptor: int, records: Sequence[bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from loaders.sample_aware.ipc.control_page import ControlPage, Roots
+from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.ipc.messages import (
     NOWHERE,
     TASK_BYTES,
@@ -86,17 +86,7 @@ class _Finished(NamedTuple):
 def run_worker(ends: WorkerEnds, job: SampleJob, place: WorkerPlace) -> None:
     """Work until asked to stop, or until the parent has ended."""
     _prepare_process(ends.parent)
-    worker = SampleWorker(ends, job, place)
-    try:
-        roots = job.begin_worker(place)
-    except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
-        worker.give_up(error)
-        return
-    worker.begin(roots)
-    while (task := worker.next_task()).kind != TaskKind.STOP:
-        if task.kind == TaskKind.WORK:
-            worker.do(task)
-    worker.retire()
+    SampleWorker(ends, job, place).run()
 
 
 class SampleWorker:
@@ -119,27 +109,29 @@ class SampleWorker:
         self._reports: list[WorkerReport] = []
         """On the task that is under way, sent when it is over."""
 
-    def begin(self, roots: Roots) -> None:
-        """Report that the worker has started."""
-        payload = struct.pack("<3q", *roots)
-        self._send(WorkerReport(ReportKind.READY, self._place.worker, place=ArenaPlace(NOWHERE, 0, 0, payload)))
+    def run(self) -> None:
+        """Work until asked to stop; report the beginning and the end, or why the worker cannot start."""
+        worker = self._place.worker
+        try:
+            roots = self._job.begin_worker(self._place)
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
+            failure = pack(self._job.failure(self._place, "worker_init", None, error))
+            self._send(self._put(WorkerReport(ReportKind.FAILED, worker), failure))
+            return
+        place = ArenaPlace(NOWHERE, 0, 0, struct.pack("<3q", *roots))
+        self._send(WorkerReport(ReportKind.READY, worker, place=place))
+        while (task := self._next_task()).kind != TaskKind.STOP:
+            if task.kind == TaskKind.WORK:
+                self._do(task)
+        self._send(WorkerReport(ReportKind.RETIRED, worker))
 
-    def retire(self) -> None:
-        """Report that the worker stops as it was asked to."""
-        self._send(WorkerReport(ReportKind.RETIRED, self._place.worker))
-
-    def give_up(self, error: Exception) -> None:
-        """Report why the worker cannot start."""
-        failure = pack(self._job.failure(self._place, "worker_init", None, error))
-        self._send(self._put(WorkerReport(ReportKind.FAILED, self._place.worker), failure))
-
-    def next_task(self) -> TaskRecord:
+    def _next_task(self) -> TaskRecord:
         """Wait for a task; batches that only have to be collated go before others."""
         with suppress(BlockingIOError):
             return TaskRecord.unpack(os.read(self._ends.collations, TASK_BYTES))
         return TaskRecord.unpack(os.read(self._ends.tasks, TASK_BYTES))
 
-    def do(self, task: TaskRecord) -> None:
+    def _do(self, task: TaskRecord) -> None:
         """Run the samples of a task, and make a batch of them where they are to be one and are all done."""
         if not self._rooted:
             self._rooted = True

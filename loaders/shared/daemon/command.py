@@ -166,22 +166,9 @@ def _say(line: Mapping[str, object]) -> None:
 def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar from the first call of what it yields, with (done, in all), to the end of the block."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     bars = Progress(*columns, console=Console(stderr=True))
     task = bars.add_task(text, total=None)
 

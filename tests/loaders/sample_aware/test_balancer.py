@@ -40,7 +40,7 @@ class Simulation:
         if self.sizes:
             self.balancer.open_batch(self.sizes.pop(0))
         if not self.sizes:
-            self.balancer.no_more()
+            self.balancer.is_ending = True
 
     def take(self, work):
         overdue = [s for s, at in self.parked_at.items() if self.balancer.completed - at >= self.max_wait]

@@ -33,8 +33,9 @@ def test_workers_follow_the_queue_and_the_processors(workers, queued, cpu, after
 
 
 def test_the_queue_is_a_moving_average():
-    scheduler = Scheduler(1, 64, smoothing=0.5)
-    assert [scheduler.decide(8, queued=q, queue_size=10, cpu=0.7).queue for q in (10, 0, 0)] == [1.0, 0.5, 0.25]
+    scheduler = Scheduler(1, 64)
+    queues = [scheduler.decide(8, queued=q, queue_size=10, cpu=0.7).queue for q in (10, 0, 0)]
+    assert queues == pytest.approx([1.0, 0.7, 0.49])
 
 
 @given(
@@ -48,19 +49,25 @@ def test_a_decision_stays_within_its_bounds(workers, queued, cpu, alpha, beta, l
         assert abs(decision.workers - workers) <= 2
 
 
-@pytest.mark.parametrize(("least", "most"), [(0, 4), (5, 4)])
-def test_bounds_that_cannot_be_are_refused_by_name(least, most):
-    with pytest.raises(LoaderConfigError, match=f"min_workers={least}, max_workers={most}"):
-        Scheduler(least, most)
+def scheduler_of(workers, **options):
+    return PolicyOptions(**options).settings(workers, 2, "arrival", "raise").scheduler
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"min_workers": 0}, "min_workers=0"),
+        ({"max_workers": "all"}, "max_workers='all'"),
+        ({"min_workers": 5, "max_workers": 4}, "min_workers=5, max_workers=4"),
+        ({"min_workers": 3}, "num_workers=2, min_workers=3"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused_by_name(options, named):
+    with pytest.raises(LoaderConfigError, match=named):
+        scheduler_of(2, **options)
 
 
 def test_as_many_workers_as_processors_are_never_fewer_than_there_are_at_first():
-    options = PolicyOptions(min_workers=1, max_workers="cores")
     cores = len(os.sched_getaffinity(0))
-    made = [options.scheduler(workers) for workers in (1, cores + 3)]
+    made = [scheduler_of(workers, min_workers=1, max_workers="cores") for workers in (1, cores + 3)]
     assert [(each.min_workers, each.max_workers) for each in made] == [(1, cores), (1, cores + 3)]
-
-
-def test_an_unknown_word_for_the_most_workers_is_refused_by_name():
-    with pytest.raises(LoaderConfigError, match="max_workers='all'"):
-        PolicyOptions(max_workers="all").scheduler(2)

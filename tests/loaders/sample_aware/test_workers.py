@@ -34,6 +34,18 @@ def ids_of(batches):
     return [int(sample_id) for batch in batches for sample_id in batch.ids]
 
 
+def breaks_for(is_bad):
+    """Return a transform that fails for some items."""
+
+    def breaks(item: Item) -> Item:
+        if is_bad(item):
+            raise ValueError("no good")
+        return item
+
+    breaks.name = "Breaks"
+    return breaks
+
+
 def loader_of(samples, transform, **options):
     options = {"batch_size": 2, "seed": 0, "num_workers": 2, **options}
     return SampleAwareLoader(samples=samples, transform=transform, **options)
@@ -108,14 +120,8 @@ def alive(pid):
 
 
 def test_an_exception_in_a_transform_has_the_workers_traceback_in_its_notes(make_samples, timed):
-    def breaks(item: Item) -> Item:
-        if item.id == 2:
-            raise ValueError("no good")
-        return item
-
-    breaks.name = "Breaks"
     with (
-        loader_of(make_samples(5), timed((breaks,))) as loader,
+        loader_of(make_samples(5), timed((breaks_for(lambda item: item.id == 2),))) as loader,
         pytest.raises(SampleError, match=r"sample 2 \(.*\) .*Breaks: ValueError") as caught,
     ):
         list(loader.epoch(0))
@@ -123,12 +129,7 @@ def test_an_exception_in_a_transform_has_the_workers_traceback_in_its_notes(make
 
 
 def test_an_epoch_goes_on_after_one_that_a_sample_has_ended(make_samples, timed):
-    def breaks(item: Item) -> Item:
-        if item.epoch == 0 and item.id == 2:
-            raise ValueError("no good")
-        return item
-
-    breaks.name = "Breaks"
+    breaks = breaks_for(lambda item: item.epoch == 0 and item.id == 2)
     with loader_of(make_samples(30), timed((breaks,))) as loader:
         with pytest.raises(SampleError):
             list(loader.epoch(0))
@@ -136,12 +137,7 @@ def test_an_epoch_goes_on_after_one_that_a_sample_has_ended(make_samples, timed)
 
 
 def test_skipped_samples_make_room_for_others_and_only_the_last_batch_is_short(make_samples, timed):
-    def breaks(item: Item) -> Item:
-        if item.id % 3 == 0:
-            raise ValueError("no good")
-        return item
-
-    breaks.name = "Breaks"
+    breaks = breaks_for(lambda item: item.id % 3 == 0)
     with loader_of(make_samples(29), timed((breaks,)), on_error="skip", batch_size=4) as loader:
         batches = list(loader.epoch(0))
         assert Counter(ids_of(batches)) == Counter(k for k in range(29) if k % 3)
