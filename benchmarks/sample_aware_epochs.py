@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from joulefeed.scheduling import exact_timers
 from loaders import SampleAwareDataLoader
-from loaders.pipeline.synthetic_load import HeavyStep, LightStep, TimedStep
+from loaders.pipeline.synthetic_load import HeavyStep, LightStep
 
 WORKERS = 12
 """As the paper has them (section 5.1)."""
@@ -32,7 +32,7 @@ _PATIENCE_S = 120
 class Nap:
     """A transform that sleeps as long as a step says for the sample of this index."""
 
-    step: TimedStep
+    step: LightStep
     name: str
 
     def __call__(self, index: int) -> int:
@@ -73,7 +73,7 @@ class Indices(Dataset[int]):
 
 def speech(heavy_s: float, scale: float, share: float = 0.2) -> list[Nap]:
     """Speech as the paper has it: a light step for all, a heavy one for some, and the transforms of the features."""
-    light, heavy, last = LightStep(0.5, scale), HeavyStep(heavy_s, share, scale), LightStep(0.05, scale)
+    light, heavy, last = LightStep(0.5, scale), HeavyStep(heavy_s, scale, share=share), LightStep(0.05, scale)
     return [Nap(light, "LightStep"), Nap(heavy, "HeavyStep"), Nap(last, "Features")]
 
 

@@ -88,7 +88,7 @@ class RNNT:
             steps += (LightStep(self.light_s, self.time_scale, passing),)
         if self.heavy_s is not None:
             already_s = (self.light_s or 0.0) if self.heavy_includes_light else 0.0
-            steps += (HeavyStep(self.heavy_s - already_s, self.heavy_share, self.time_scale, passing),)
+            steps += (HeavyStep(self.heavy_s - already_s, self.time_scale, passing, share=self.heavy_share),)
         return SpeechPipeline(steps)
 
     def model(self) -> torch.nn.Module:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from nvidia.dali import fn, pipeline_def, types
+from nvidia.dali import fn, pipeline_def
 
 from loaders.base import Samples
-from loaders.dali.plan import DaliPlan, Inputs
+from loaders.dali.plan import DALI_TYPES, DaliPlan, Inputs
 from loaders.dali.prefetcher import Prefetcher
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import Pipeline, Tensors, sample_error
@@ -82,19 +82,6 @@ def _first_bad(samples: Samples, pipeline: Pipeline, suspects: Iterable[int]) ->
         pool.shutdown(cancel_futures=True)
 
 
-_DALI_TYPES: Final = {
-    np.dtype(np.float32): types.FLOAT,
-    np.dtype(np.float64): types.FLOAT64,
-    np.dtype(np.float16): types.FLOAT16,
-    np.dtype(np.int64): types.INT64,
-    np.dtype(np.int32): types.INT32,
-    np.dtype(np.int16): types.INT16,
-    np.dtype(np.int8): types.INT8,
-    np.dtype(np.uint8): types.UINT8,
-    np.dtype(np.bool_): types.BOOL,
-}
-
-
 class DaliEngine:
     """Pipelines that take turns, from when their inputs' types are known until they are closed."""
 
@@ -103,12 +90,7 @@ class DaliEngine:
     ) -> None:
         """Build the pipelines if the plan states their inputs, or else with the first batch.
 
-        Args:
-            plan: what the pipelines do.
-            batch_size: samples of a batch, at most.
-            num_threads: threads of DALI, which the pipelines share.
-            device: where batches are in the end.
-            prefetch_queue_depth: batches under way at once in each pipeline.
+        They share `num_threads` of DALI; each has `prefetch_queue_depth` batches under way at once.
         """
         self.failed = Failures()
         self._plan, self._batch_size = plan, 1 if plan.python_only else batch_size
@@ -220,7 +202,7 @@ class DaliEngine:
                 source=feed,
                 num_outputs=len(names),
                 batch=True,
-                dtype=[_DALI_TYPES[kind] for _, (kind, _) in inputs],
+                dtype=[DALI_TYPES[kind] for _, (kind, _) in inputs],
                 ndim=[ndim for _, (_, ndim) in inputs],
                 layout=[plan.layouts.get(name, "") for name in names],
             )

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from loaders.base import SampleSource
 from loaders.dali.plan import DaliPlan, DataNode, Fed
-from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, WrappedPipeline
+from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, WrappedPipeline, labels_of
 from loaders.pipeline.image import ImageTransform
 from loaders.shared.dali_images import dali_transform
 
@@ -62,5 +61,4 @@ class _ImagesAhead(WrappedPipeline):
     def collate(self, items: Sequence[Item]) -> Tensors:
         ids = np.array([item.id for item in items], np.int64)
         draws = self.of.draws(seed=items[0].seed, epoch=items[0].epoch, ids=ids)
-        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
-        return Fed.of({"encoded": [item.data for item in items], "draws": list(draws)}, labels)
+        return Fed.of({"encoded": [item.data for item in items], "draws": list(draws)}, labels_of(items))

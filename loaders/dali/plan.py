@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
+from nvidia.dali import types
 
 from loaders.errors import LoaderConfigError
 from loaders.pipeline import Pipeline, Tensors
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["DaliPlan", "DataNode", "Fed", "Feed", "Inputs", "NoOperatorsError", "PythonPlan", "scalar"]
+__all__ = ["DALI_TYPES", "DaliPlan", "DataNode", "Fed", "Feed", "Inputs", "NoOperatorsError", "PythonPlan", "scalar"]
 
 Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[np.generic]]]
 """What a batch feeds to DALI's external sources: arrays by the source's name, one a sample."""
@@ -27,10 +28,11 @@ Inputs: TypeAlias = Sequence[tuple[str, tuple[np.dtype[Any], int]]]
 """The external sources of a graph: names, and type and rank of a sample's array."""
 
 _NOT_MADE_YET = torch.empty(0)
-_TAKEN: Final = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
-     torch.bool}
-)  # fmt: skip
+_FLOATS: Final = (types.FLOAT, types.FLOAT64, types.FLOAT16)
+_WHOLE: Final = (types.INT64, types.INT32, types.INT16, types.INT8, types.UINT8, types.BOOL)
+DALI_TYPES: Final = {np.dtype(types.to_numpy_type(kind)): kind for kind in (*_FLOATS, *_WHOLE)}
+"""DALI's types of the arrays that a graph can be fed."""
+_TAKEN: Final = frozenset(torch.from_numpy(np.empty(0, kind)).dtype for kind in DALI_TYPES)
 
 
 class NoOperatorsError(Exception):

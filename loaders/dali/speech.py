@@ -17,7 +17,7 @@ from loaders.dali.audio import FEED, parts_of
 from loaders.dali.plan import DaliPlan, DataNode, Fed
 from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipeline.speech import SpeechPipeline, waveform
-from loaders.pipeline.synthetic_load import HeavyStep, LightStep
+from loaders.pipeline.synthetic_load import LightStep
 
 MAX_DIFFERENCE: Final = 1e-3
 """Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
@@ -61,11 +61,11 @@ def scaled(pipeline: SpeechPipeline, scale: float) -> tuple[SpeechPipeline, tupl
     MinatoLoader's authors give DALI a tenth of both, for its other steps of speech were ten times as fast as
     PyTorch's on their GPU (section 5.1).
     """
-    timed = [step.name for step in pipeline.transforms if isinstance(step, LightStep | HeavyStep)]
+    timed = [step.name for step in pipeline.transforms if isinstance(step, LightStep)]
     if not timed or scale == 1:
         return pipeline, ()
     steps = [
-        replace(step, time_scale=step.time_scale * scale) if isinstance(step, LightStep | HeavyStep) else step
+        replace(step, time_scale=step.time_scale * scale) if isinstance(step, LightStep) else step
         for step in pipeline.transforms
     ]
     note = f"{' and '.join(timed)} take {scale:g} times the time that they take through the other loaders"

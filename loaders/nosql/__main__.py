@@ -12,7 +12,7 @@ from pathlib import Path
 from joulefeed.signals import run_program
 from loaders.errors import LoaderConfigError, SplitError
 from loaders.nosql.form import KEYSPACE, NAME, linked_tables, open_form
-from loaders.nosql.keys import client_login
+from loaders.nosql.keys import load_client_keys
 from loaders.nosql.options import DaemonOptions
 from loaders.nosql.schema import DatabaseTable
 from loaders.nosql.server.process import CassandraServer
@@ -104,7 +104,8 @@ def _make_splits(arguments: argparse.Namespace) -> None:
     columns = {"label": arguments.label, "entity": arguments.entity}
     if arguments.endpoint is not None:
         table = DatabaseTable.parse(arguments.endpoint)
-        metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=client_login(arguments.keys), **columns)
+        login = None if arguments.keys is None else load_client_keys(arguments.keys)
+        metadata = fetch_metadata(table, id=arguments.id or SAMPLE_ID, login=login, **columns)
     else:
         if arguments.out.absolute() == arguments.metadata.absolute():
             raise SplitError(f"--out {arguments.out} would replace the metadata: choose another name")

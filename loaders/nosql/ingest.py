@@ -13,12 +13,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from loaders.errors import LoaderConfigError, ShardError, StreamError
+from loaders.nosql.keys import Login
 from loaders.nosql.schema import FORM, DatabaseTable, quote, sample_uuid
 from loaders.nosql.server.configuration import MAX_RECORD_BYTES
-from loaders.nosql.session import Login, open_session
+from loaders.nosql.session import open_session
 from loaders.records.shards.columns import ReadColumns
 from loaders.records.shards.example import ExampleView
-from loaders.records.shards.index import Shard, ShardSet
+from loaders.records.shards.index import ShardSet
 from loaders.records.shards.tfrecord import HEADER_BYTES, check_record
 
 Progress = Callable[[int, int], None]
@@ -65,7 +66,7 @@ def ingest(
         if _is_whole(session, table, dataset):
             progress(dataset.samples, dataset.samples)
             return
-        stored = {row.sample_id for row in session.execute(f"SELECT sample_id FROM {_metadata(table)}")}  # noqa: S608
+        stored = {row.sample_id for row in session.execute(f"SELECT sample_id FROM {table.metadata}")}  # noqa: S608
         done = len(stored)
         progress(done, dataset.samples)
         writer = _TableWriter(session, table)
@@ -115,7 +116,7 @@ def _is_whole(session: Any, table: DatabaseTable, dataset: ShardSet) -> bool:
 
 def _mark(session: Any, table: DatabaseTable, dataset: ShardSet) -> None:
     """Say that the dataset is whole, once all its samples are there."""
-    counted = sum(1 for _ in session.execute(f"SELECT sample_id FROM {_metadata(table)}"))  # noqa: S608
+    counted = sum(1 for _ in session.execute(f"SELECT sample_id FROM {table.metadata}"))  # noqa: S608
     if counted != dataset.samples:
         raise StreamError(
             f"{table.endpoint} has {counted} samples, and {dataset.samples} were stored: prepare a new folder"
@@ -124,27 +125,20 @@ def _mark(session: Any, table: DatabaseTable, dataset: ShardSet) -> None:
     session.execute(session.prepare(table.unmark), [table.partial])
 
 
-def _metadata(table: DatabaseTable) -> str:
-    return f"{table.keyspace}.{table.name}_metadata"
-
-
 def _records(dataset: ShardSet, stored: set[int]) -> Iterator[tuple[_Row, dict[str, tuple[str, Any]]]]:
     """Yield the data of every sample that is not stored, and its columns with their types."""
     for shard in dataset.shards:
-        if len(shard.records):
-            yield from _records_of(shard, stored)
-
-
-def _records_of(shard: Shard, stored: set[int]) -> Iterator[tuple[_Row, dict[str, tuple[str, Any]]]]:
-    with shard.path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped:
-        for offset, size, image, image_size, label, sample, _ in shard.records.tolist():
-            if sample in stored:
-                continue
-            record = mapped[offset : offset + size]
-            payload = check_record(record, f"{shard.path} at byte {offset}")
-            columns = ReadColumns(ExampleView(payload), (image - HEADER_BYTES, image_size))
-            values = {name: _value(sample, name, columns[name]) for name in columns}
-            yield (sample_uuid(sample), sample, label, image, image_size, record), values
+        if not len(shard.records):
+            continue
+        with shard.path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped:
+            for offset, size, image, image_size, label, sample, _ in shard.records.tolist():
+                if sample in stored:
+                    continue
+                record = mapped[offset : offset + size]
+                payload = check_record(record, f"{shard.path} at byte {offset}")
+                columns = ReadColumns(ExampleView(payload), (image - HEADER_BYTES, image_size))
+                values = {name: _value(sample, name, columns[name]) for name in columns}
+                yield (sample_uuid(sample), sample, label, image, image_size, record), values
 
 
 def _value(sample: int, name: str, column: pa.Array) -> tuple[str, Any]:
@@ -200,7 +194,7 @@ class _TableWriter:
     def _add_columns(self, types: dict[str, str]) -> None:
         for name, kind in types.items():
             if name not in self._columns:
-                self._session.execute(f"ALTER TABLE {_metadata(self._table)} ADD IF NOT EXISTS {quote(name)} {kind}")
+                self._session.execute(f"ALTER TABLE {self._table.metadata} ADD IF NOT EXISTS {quote(name)} {kind}")
                 self._columns[name] = kind
             elif self._columns[name] != kind:
                 raise LoaderConfigError(

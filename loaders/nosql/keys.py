@@ -11,7 +11,6 @@ from typing import Final
 
 from joulefeed.keys import CLIENT, DAEMON, make_halves, read_private
 from loaders.errors import LoaderConfigError
-from loaders.nosql.session import Login
 
 USER: Final = "cassandra"
 """The role of the clients, the first one that a server makes; `make_keys` makes its password."""
@@ -27,25 +26,12 @@ _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class DatabaseKeys:
-    """One side's key with its certificate, the server's certificate, and the password."""
+class Login:
+    """Who a client is, and how it encrypts."""
 
-    own: Path
-    server: Path
+    user: str
     password: str
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context of a client, which speaks to no server but the one with the known certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        # The certificate itself is known, so it need not name the host.
-        context.check_hostname = False
-        context.load_verify_locations(self.server)
-        context.load_cert_chain(self.own)
-        return context
-
-    def login(self, password: str = "") -> Login:
-        """Return who the client is, with its password or another one."""
-        return Login(USER, password or self.password, self.context())
+    context: ssl.SSLContext
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
@@ -63,19 +49,14 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     )
 
 
-def load_daemon_keys(folder: Path | str) -> DatabaseKeys:
+def load_daemon_keys(folder: Path | str) -> Login:
     """Read a server's half; raises LoaderConfigError naming the file that is missing or open to others."""
     return _load(Path(folder), DAEMON_KEY)
 
 
-def load_client_keys(folder: Path | str) -> DatabaseKeys:
+def load_client_keys(folder: Path | str) -> Login:
     """Read a client's half; raises LoaderConfigError naming the file that is missing or open to others."""
     return _load(Path(folder), CLIENT_KEY)
-
-
-def client_login(folder: Path | str | None) -> Login | None:
-    """Return the client of a half of keys; None without one. Raises LoaderConfigError as `load_client_keys` does."""
-    return None if folder is None else load_client_keys(folder).login()
 
 
 def _make_pair(name: str) -> bytes:
@@ -95,9 +76,14 @@ def _certificate(pair: bytes) -> bytes:
     return pair[pair.index(_CERTIFICATE) :]
 
 
-def _load(folder: Path, own: str) -> DatabaseKeys:
+def _load(folder: Path, own: str) -> Login:
     expected = f"the {Path(own).stem}'s half of what `python -m loaders.nosql keygen` makes"
     for name in (own, DAEMON_CERTIFICATE):
         read_private(folder / name, expected, LoaderConfigError, is_secret=name == own)
     password = read_private(folder / PASSWORD, expected, LoaderConfigError).decode().strip()
-    return DatabaseKeys(folder / own, folder / DAEMON_CERTIFICATE, password)
+    # It speaks to no server but the one with the known certificate, which therefore need not name the host.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(folder / DAEMON_CERTIFICATE)
+    context.load_cert_chain(folder / own)
+    return Login(USER, password, context)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
-from loaders.nosql.keys import client_login
+from loaders.nosql.keys import load_client_keys
 from loaders.nosql.options import NoSQLOptions
 from loaders.nosql.schema import DatabaseTable
 from loaders.nosql.session import missing_driver
@@ -45,8 +45,7 @@ class NoSQLLoader(RecordLoader):
 
         Args:
             endpoint: Address of the dataset, such as cassandra://10.77.0.1:9042/joulefeed.imagenet.
-            transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
-                array or number, such as torchvision's Compose (default: ImageTransform()).
+            transform: A pipeline, or a callable on the decoded sample (default: ImageTransform()).
             split: Ids of the samples of an epoch, such as `load_split` of loaders.nosql.splits returns (default: all).
         """
         options = NoSQLOptions(**keywords)
@@ -62,7 +61,7 @@ class NoSQLLoader(RecordLoader):
         self._arrivals: ArrivalLog | None = None
         self._database: Database | None = Database(
             table,
-            login=client_login(options.keys),
+            login=None if options.keys is None else load_client_keys(options.keys),
             connections=options.connections,
             timeout_s=options.timeout_s,
         )

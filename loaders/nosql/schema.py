@@ -60,6 +60,16 @@ class DatabaseTable:
         return f"cassandra://{host}:{self.port}/{self.keyspace}.{self.name}"
 
     @property
+    def data(self) -> str:
+        """Name of the table of data in statements."""
+        return f"{self.keyspace}.{self.name}"
+
+    @property
+    def metadata(self) -> str:
+        """Name of the table of metadata in statements."""
+        return f"{self.data}_metadata"
+
+    @property
     def partial(self) -> str:
         """The name by which the table of datasets has this one from its first sample on until it is whole."""
         return f"{self.name}.partial"
@@ -73,10 +83,10 @@ class DatabaseTable:
         """
         written_once = "compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name} (sample uuid PRIMARY KEY, sample_id bigint, "
+            f"CREATE TABLE IF NOT EXISTS {self.data} (sample uuid PRIMARY KEY, sample_id bigint, "
             f"label bigint, file int, size int, record blob) WITH compression = {{'enabled': 'false'}} "
             f"AND {written_once}",
-            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name}_metadata (sample uuid PRIMARY KEY, "
+            f"CREATE TABLE IF NOT EXISTS {self.metadata} (sample uuid PRIMARY KEY, "
             f"sample_id bigint, label bigint, size bigint) WITH {written_once}",
             f"CREATE TABLE IF NOT EXISTS {self.keyspace}.datasets (name text PRIMARY KEY, form text, samples bigint, "
             "nbytes bigint, key text)",
@@ -85,12 +95,12 @@ class DatabaseTable:
     @property
     def insert(self) -> str:
         """Statement that stores a sample: UUID, id, label, offset and size of its file in the record, the record."""
-        return _insert(f"{self.keyspace}.{self.name}", ("sample", "sample_id", "label", "file", "size", "record"))
+        return _insert(self.data, ("sample", "sample_id", "label", "file", "size", "record"))
 
     def insert_metadata(self, columns: Sequence[str] = ()) -> str:
         """Return the statement that stores a sample's UUID, id, label, size of its file, and these columns."""
         names = ("sample", "sample_id", "label", "size", *map(quote, columns))
-        return _insert(f"{self.keyspace}.{self.name}_metadata", names)
+        return _insert(self.metadata, names)
 
     @property
     def mark(self) -> str:
@@ -110,7 +120,7 @@ class DatabaseTable:
     @property
     def select(self) -> str:
         """Query of one sample by `sample_uuid` of its id: id, label, file, size, record."""
-        return f"SELECT sample_id, label, file, size, record FROM {self.keyspace}.{self.name} WHERE sample = ?"
+        return f"SELECT sample_id, label, file, size, record FROM {self.data} WHERE sample = ?"
 
 
 def _insert(table: str, columns: Sequence[str]) -> str:

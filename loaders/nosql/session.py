@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from loaders.errors import LoaderConfigError, StreamError
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Login:
-    """Who a client is, and how it encrypts."""
-
-    user: str
-    password: str
-    context: ssl.SSLContext
+from loaders.nosql.keys import Login
 
 
 def missing_driver(error: ImportError) -> LoaderConfigError:
@@ -26,13 +16,49 @@ def missing_driver(error: ImportError) -> LoaderConfigError:
     return LoaderConfigError(f"the driver cannot be imported ({error}): pip install cassandra-driver")
 
 
-def check_host(host: str, port: int) -> None:
-    """Raise StreamError for a host whose name leads to no address, which the driver does not name."""
+def make_cluster(host: str, port: int, login: Login | None, *, timeout_s: float, profile: Any, **options: Any) -> Any:
+    """Return the driver's object of the cluster at an address, not connected; `profile` has the policies of requests.
+
+    Raises StreamError for a host whose name leads to no address, which the driver does not name.
+    """
+    from cassandra.auth import PlainTextAuthProvider
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster
+
     try:
         socket.getaddrinfo(host, port)
     except OSError as error:
         raise StreamError(
             f"{host}: {error.strerror}: expected the name or address of a server of the database"
+        ) from error
+    return Cluster(
+        [host],
+        port,
+        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+        auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
+        ssl_context=None if login is None else login.context,
+        connect_timeout=timeout_s,
+        control_connection_timeout=timeout_s,
+        # Version 5 adds checksummed segments, which cost 1 s of CPU per GB here.
+        protocol_version=4,
+        **options,
+    )
+
+
+def connect(cluster: Any, where: str, login: Login | None) -> Any:
+    """Return a session of the cluster at `where`, HOST:PORT; raises StreamError where it does not answer or refuses."""
+    from cassandra import AuthenticationFailed, DriverException
+    from cassandra.cluster import NoHostAvailable
+
+    try:
+        return cluster.connect()
+    except (NoHostAvailable, DriverException, OSError) as error:
+        causes = list(error.errors.values()) if isinstance(error, NoHostAvailable) else []
+        if any(isinstance(cause, AuthenticationFailed) for cause in causes):
+            what = "it asks for a password" if login is None else f"it refused the password of role {login.user!r}"
+            raise StreamError(f"{where}: {what}; give the client's folder of keys of this server") from error
+        raise StreamError(
+            f"{where}: no database answers ({(causes or [error])[0]}); check that it runs and listens there, and "
+            "whether it asks for keys"
         ) from error
 
 
@@ -45,33 +71,16 @@ def open_session(host: str, port: int, login: Login | None, *, timeout_s: float 
     """
     try:
         from cassandra import DriverException
-        from cassandra.auth import PlainTextAuthProvider
-        from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+        from cassandra.cluster import ExecutionProfile, NoHostAvailable
         from cassandra.policies import WhiteListRoundRobinPolicy
     except ImportError as error:
         raise missing_driver(error) from error
 
-    check_host(host, port)
     profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=timeout_s)
-    cluster = Cluster(
-        [host],
-        port,
-        execution_profiles={EXEC_PROFILE_DEFAULT: profile},
-        auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
-        ssl_context=None if login is None else login.context,
-        connect_timeout=timeout_s,
-        control_connection_timeout=timeout_s,
-        protocol_version=4,
-    )
+    cluster = make_cluster(host, port, login, timeout_s=timeout_s, profile=profile)
     try:
-        yield cluster.connect()
-    except NoHostAvailable as error:
-        reasons = " ".join(str(reason) for reason in error.errors.values()) or str(error)
-        raise StreamError(
-            f"{host}:{port}: the database cannot be reached or refuses the client ({reasons}); check that it runs and "
-            "listens there, and whether it asks for keys"
-        ) from error
-    except DriverException as error:
+        yield connect(cluster, f"{host}:{port}", login)
+    except (DriverException, NoHostAvailable) as error:
         raise StreamError(f"{host}:{port}: {type(error).__name__}: {error}") from error
     finally:
         cluster.shutdown()

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SplitError
+from loaders.nosql.keys import Login
 from loaders.nosql.schema import DatabaseTable, quote
-from loaders.nosql.session import Login, open_session
+from loaders.nosql.session import open_session
 
 Balance = Literal["stratified", "equal", "none"]
 SAMPLE_ID: Final = "sample_id"
@@ -73,19 +74,18 @@ def fetch_metadata(
     Raises SplitError naming the table and a column that cannot be used, or where the dataset is not whole, and
     StreamError where the database cannot be reached.
     """
-    where = f"{table.keyspace}.{table.name}_metadata"
     with open_session(table.host, table.port, login, timeout_s=timeout_s) as session:
         keyspace = session.cluster.metadata.keyspaces.get(table.keyspace)
         described = keyspace and keyspace.tables.get(f"{table.name}_metadata")
         if not described or session.execute(session.prepare(table.find), [table.name]).one() is None:
             raise SplitError(f"{table.endpoint}: there is no whole dataset of this name; prepare it first")
         names = [name for name in dict.fromkeys((id, label, entity)) if name and name in described.columns]
-        statement = f"SELECT {', '.join(map(quote, names))} FROM {where}"  # noqa: S608 - the names are checked
+        statement = f"SELECT {', '.join(map(quote, names))} FROM {table.metadata}"  # noqa: S608 - the names are checked
         rows = [tuple(row) for row in session.execute(statement)] if names else []
     try:
         return _take(pd.DataFrame(rows, columns=names), id=id, label=label, entity=entity)
     except SplitError as error:
-        raise SplitError(f"{where}: {error}; its columns are {', '.join(described.columns)}") from error
+        raise SplitError(f"{table.metadata}: {error}; its columns are {', '.join(described.columns)}") from error
 
 
 def _take(table: pd.DataFrame, *, id: str, label: str | None, entity: str | None) -> pd.DataFrame:

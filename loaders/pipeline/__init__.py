@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_check
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
 from loaders.errors import LoaderError, SampleError
@@ -109,6 +110,23 @@ class FilePipeline:
     def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return one sample's file, whole; raises OSError."""
         return samples.read(sample_id)
+
+
+class ClassPipeline(FilePipeline):
+    """The part of pipelines whose samples have a class, `label` in their targets, and data of one shape."""
+
+    __slots__ = ()
+    labels_are_classes: ClassVar[bool] = True
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Return data, stacked, and int64 classes of shape (n,)."""
+        # Unlike torch.stack, in shared memory at once where a worker of torch is to hand the batch over.
+        return Tensors(default_collate([item.data for item in items]), labels_of(items), {})
+
+
+def labels_of(items: Sequence[Item]) -> torch.Tensor:
+    """Return the classes of samples, int64 of shape (n,)."""
+    return torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
 
 
 @dataclass(frozen=True)

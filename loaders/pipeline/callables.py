@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from joulefeed.npy import load_npy
 from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
-from loaders.pipeline import (
-    Data,
-    FilePipeline,
-    Item,
-    Pipeline,
-    Target,
-    Tensors,
-    Transform,
-    UndecodableError,
-    stage_name,
-)
+from loaders.pipeline import ClassPipeline, Data, Item, Pipeline, Target, Transform, UndecodableError, stage_name
 from loaders.pipeline.image import decode
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
@@ -45,25 +34,19 @@ def as_pipeline(transform: AnyTransform) -> Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class CallablePipeline(FilePipeline):
+class CallablePipeline(ClassPipeline):
     """Decodes a sample, calls a function with it, and stacks what comes of it.
 
     Images are RGB images of PIL, `.npy` files NumPy arrays. The labels are the samples', -1 where there is none. Random
     numbers that the callable draws are the process's: unlike a pipeline's they do not follow from the loader's seed.
     """
 
-    labels_are_classes: ClassVar[bool] = True
     of: Callable[[Data], Data]
-
-    @property
-    def name(self) -> str:
-        """The callable's name."""
-        return stage_name(self.of)
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
         """The callable as the only step."""
-        return (_CallableStep(self.of, self.name),)
+        return (_CallableStep(self.of, stage_name(self.of)),)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image or array, and the label; raises UndecodableError."""
@@ -79,11 +62,6 @@ class CallablePipeline(FilePipeline):
             raise UndecodableError(
                 f"{error}; a callable takes images and .npy arrays, a Pipeline whatever else"
             ) from error
-
-    def collate(self, items: Sequence[Item]) -> Tensors:
-        """Return what the callable made, stacked, and int64 labels of shape (n,)."""
-        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
-        return Tensors(default_collate([item.data for item in items]), labels, {})
 
 
 @dataclass(frozen=True, slots=True)

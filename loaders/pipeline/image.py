@@ -9,18 +9,16 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
-from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform, UndecodableError
+from loaders.pipeline import ClassPipeline, Item, Target, Transform, UndecodableError
 
 ATTEMPTS: Final = 10
 """Crops tried before the central one is taken, as torchvision's RandomResizedCrop tries them."""
@@ -51,10 +49,12 @@ class Crop:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTransform(FilePipeline):
-    """Random resized crop, horizontal flip and normalisation, by default as ImageNet training has them."""
+class ImageTransform(ClassPipeline):
+    """Random resized crop, horizontal flip and normalisation, by default as ImageNet training has them.
 
-    labels_are_classes: ClassVar[bool] = True
+    Data of a batch are float32 of shape (n, 3, size, size).
+    """
+
     size: int = 224
     """Height and width of the result in pixels."""
     scale: tuple[float, float] = (0.08, 1.0)
@@ -135,12 +135,6 @@ class ImageTransform(FilePipeline):
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB image and its class."""
         return decode(encoded), {"label": int(samples.labels[sample_id])}
-
-    def collate(self, items: Sequence[Item]) -> Tensors:
-        """Return float32 images of shape (n, 3, size, size) and int64 classes of shape (n,)."""
-        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
-        # Unlike torch.stack, in shared memory at once where a worker of torch is to hand the batch over.
-        return Tensors(default_collate([item.data for item in items]), labels, {})
 
     def apply(self, encoded: bytes | memoryview, *, seed: int, epoch: int, sample_id: int) -> torch.Tensor:
         """Decode and transform one encoded image; return float32 of shape (3, size, size).

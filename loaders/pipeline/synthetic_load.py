@@ -14,7 +14,7 @@ import math
 import time
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Literal, get_args
 
 from loaders.pipeline import Item
 
@@ -24,14 +24,6 @@ Passing = Literal["sleep", "spin"]
 _CHUNK: Final = bytes(64 * 1024)
 """Hashed at once, in some 50 us."""
 _FINEST_SHARE: Final = 1_000_000
-
-
-class TimedStep(Protocol):
-    """A step whose time is known before it is run."""
-
-    def seconds_for(self, sample_id: int) -> float:
-        """Return how long the step takes for a sample, in seconds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +37,12 @@ class LightStep:
     name: str = "LightStep"
 
     def __post_init__(self) -> None:
-        _check(self.name, self.seconds, self.time_scale, self.passing)
+        for key, value in (("seconds", self.seconds), ("time_scale", self.time_scale)):
+            if not _is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{self.name}.{key}={value!r}: expected a number that is 0 or more")
+        if self.passing not in get_args(Passing):
+            expected = ", ".join(get_args(Passing))
+            raise ValueError(f"{self.name}.passing={self.passing!r}: expected one of {expected}")
 
     def seconds_for(self, sample_id: int) -> float:
         """Return how long the step takes for a sample, in seconds."""
@@ -58,7 +55,7 @@ class LightStep:
 
 
 @dataclass(frozen=True, slots=True)
-class HeavyStep:
+class HeavyStep(LightStep):
     """Takes time for some samples only: 3 s or 10 s for every fifth, such as long-context filters (section 2.2).
 
     Which samples these are depends on their ids alone, so they are the same in every epoch and for every loader:
@@ -66,15 +63,12 @@ class HeavyStep:
     """
 
     seconds: float = 3.0
+    name: str = "HeavyStep"
     share: float = 0.2
     """Of the samples, 0 to 1; section 5.6 varies it."""
-    time_scale: float = 1.0
-    """Factor on the time."""
-    passing: Passing = "sleep"
-    name: str = "HeavyStep"
 
     def __post_init__(self) -> None:
-        _check(self.name, self.seconds, self.time_scale, self.passing)
+        LightStep.__post_init__(self)
         if not _is_number(self.share) or not 0 <= self.share <= 1:
             raise ValueError(f"HeavyStep.share={self.share!r}: expected 0 to 1")
 
@@ -89,11 +83,6 @@ class HeavyStep:
         """Return how long the step takes for a sample, in seconds."""
         return self.seconds * self.time_scale if self.is_heavy(sample_id) else 0.0
 
-    def __call__(self, item: Item) -> Item:
-        """Return the item as it is, after the time has passed."""
-        pass_time(self.seconds_for(item.id), self.passing)
-        return item
-
 
 def pass_time(seconds: float, passing: Passing) -> None:
     """Sleep so many seconds, or keep a core busy for as many seconds of its time."""
@@ -104,14 +93,6 @@ def pass_time(seconds: float, passing: Passing) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         hashlib.sha256(_CHUNK)  # lets other threads of this process run meanwhile, as NumPy and torch do
-
-
-def _check(name: str, seconds: float, time_scale: float, passing: str) -> None:
-    for key, value in (("seconds", seconds), ("time_scale", time_scale)):
-        if not _is_number(value) or not 0 <= value < math.inf:
-            raise ValueError(f"{name}.{key}={value!r}: expected a number that is 0 or more")
-    if passing not in get_args(Passing):
-        raise ValueError(f"{name}.passing={passing!r}: expected one of {', '.join(get_args(Passing))}")
 
 
 def _is_number(value: object) -> bool:

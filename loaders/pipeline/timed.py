@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform
+from loaders.pipeline import ClassPipeline, Item, Target, Transform
 
 
 @dataclass(frozen=True, slots=True)
-class TimedPipeline(FilePipeline):
+class TimedPipeline(ClassPipeline):
     """Reads a sample's file, sleeps, and yields the file's length; for pipelines whose times are to be known exactly.
 
     Data are float32 of shape (n, 1), the files' lengths in MB; labels are int64 of shape (n,).
     """
 
-    labels_are_classes: ClassVar[bool] = True
     sample_s: float
     """Seconds that every sample sleeps; 0 reads alone."""
     at_once: int | None = None
@@ -47,11 +44,6 @@ class TimedPipeline(FilePipeline):
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the file's length, and the sample's label."""
         return torch.tensor([len(encoded) / 1e6]), {"label": int(samples.labels[sample_id])}
-
-    def collate(self, items: Sequence[Item]) -> Tensors:
-        """Stack lengths and labels."""
-        data = default_collate([item.data for item in items])  # in shared memory at once, for a worker of torch
-        return Tensors(data, torch.tensor([item.target["label"] for item in items], dtype=torch.int64), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
+from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
-from loaders.pipeline import Tensors
-from loaders.shared.device import DeviceTransfer, InTransfer
+from loaders.shared.device import InTransfer
 from loaders.shared.options import Count, LoaderOptions
-from loaders.shared.processor import Failed, Failures, Loaded, Read, SampleProcessor
+from loaders.shared.processor import Collated, Failed, Failures, Loaded, Read, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 
@@ -58,14 +58,6 @@ class SpdlOptions(LoaderOptions):
     )
 
 
-class Made(NamedTuple):
-    """A batch, perhaps still on its way to a GPU."""
-
-    ids: npt.NDArray[np.int64]
-    copied: InTransfer[Tensors]
-    work_s: npt.NDArray[np.float64]
-
-
 class SpdlEpoch:
     """Runs from when it is made until it is closed."""
 
@@ -77,38 +69,24 @@ class SpdlEpoch:
         epoch: int,
         options: SpdlOptions,
         threads: Executor,
-        transfer: DeviceTransfer,
+        start_transfer: Callable[[Collated], InTransfer[Batch]],
         stages: StageTable,
     ) -> None:
-        """Start the pipeline.
-
-        Args:
-            work: what a thread does to a sample.
-            ids: of the epoch's samples in their order, shape (n,).
-            epoch: its number.
-            options: the loader's.
-            threads: the loader's own.
-            transfer: copies batches to the device.
-            stages: gets the times of every stage.
-        """
+        """Start the pipeline over the samples `ids`, in their order; `stages` gets the times of every stage."""
         self.failed = Failures()
-        self._work, self._epoch, self._transfer, self._stages = work, epoch, transfer, stages
+        self._work, self._epoch, self._start_transfer, self._stages = work, epoch, start_transfer, stages
         self._expected, self._delivered = len(ids), 0
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         self._collate_error: SampleError | None = None
         # SPDL drops what fails, up to a number of failures. It also counts the failures of all stages together.
         max_failures = 0 if self._on_error == "raise" else len(ids)
         common = {"executor": threads, "output_order": options.output_order}
-        transforms = options.transform_concurrency or options.num_threads
+        reads, transforms = options.read_concurrency, options.transform_concurrency or options.num_threads
+        parts = [("read", self._read, reads), ("transform", self._transform, transforms)]
         builder: Any = PipelineBuilder().add_source(ids.tolist())
-        if options.read_concurrency is None:
-            builder.pipe(self._load, name="load", concurrency=transforms, max_failures=max_failures, **common)
-        else:
-            builder.pipe(
-                self._read, name="read", concurrency=options.read_concurrency, max_failures=max_failures, **common
-            )
-            builder.pipe(self._transform, name="transform", concurrency=transforms, max_failures=max_failures, **common)
-        self._pipeline: Pipeline[Made] | None = (
+        for name, run, concurrency in parts if reads else [("load", self._load, transforms)]:
+            builder.pipe(run, name=name, concurrency=concurrency, max_failures=max_failures, **common)
+        self._pipeline: Pipeline[InTransfer[Batch]] | None = (
             builder.aggregate(options.batch_size)
             .pipe(self._collate, name="collate", concurrency=options.collate_concurrency, max_failures=0, **common)
             .add_sink(options.buffer_size)
@@ -122,8 +100,8 @@ class SpdlEpoch:
         )
         self._pipeline.start()
 
-    def next(self) -> Made | None:
-        """Return the next batch, None after the last.
+    def next(self) -> InTransfer[Batch] | None:
+        """Return the next batch, perhaps still on its way to a GPU, None after the last.
 
         Raises SampleError naming the sample that failed, or is late, and LoaderError once closed.
         """
@@ -134,7 +112,7 @@ class SpdlEpoch:
         if self._collate_error is not None:
             raise self._collate_error
         if made is not None:
-            self._delivered += len(made.ids)
+            self._delivered += len(made.held)
         elif self._delivered + len(self.failed) != self._expected:
             raise LoaderError(
                 f"SPDL ended the epoch after {self._delivered} samples and {len(self.failed)} failures: expected "
@@ -149,7 +127,7 @@ class SpdlEpoch:
             with suppress(PipelineFailure):  # raised by `next` already, or not asked for
                 pipeline.stop(timeout=_STOP_S)
 
-    def _item(self) -> Made | None:
+    def _item(self) -> InTransfer[Batch] | None:
         poll_s = None if self._timeout_s is None else min(_MAX_POLL_S, self._timeout_s / _POLLS)
         while True:
             if self._pipeline is None:
@@ -193,15 +171,15 @@ class SpdlEpoch:
             self.failed.append(Failed(sample_id, str(error)))
             raise
 
-    def _collate(self, loaded: list[Loaded]) -> Made:
+    def _collate(self, loaded: list[Loaded]) -> InTransfer[Batch]:
         began = time.perf_counter_ns()
         try:
-            ids, tensors, work_s = self._work.collate(thread_number(), loaded)
+            collated = self._work.collate(thread_number(), loaded)
         except SampleError as error:
             self._collate_error = error
             raise
         self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})
-        return Made(ids, self._transfer.start(tensors), work_s)
+        return self._start_transfer(collated)
 
 
 class _CountedQueue(AsyncQueue):

@@ -16,7 +16,7 @@ from PIL import Image
 from spdl.io.utils import set_ffmpeg_log_level
 
 from loaders.base import SampleSource
-from loaders.pipeline import Data, FilePipeline, Item, Target, Tensors, Transform, UndecodableError
+from loaders.pipeline import Data, FilePipeline, Item, Target, Tensors, Transform, UndecodableError, labels_of
 from loaders.pipeline.image import ImageTransform, decode
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
@@ -67,8 +67,7 @@ class SpdlImages(FilePipeline):
         planes = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         factor = torch.tensor([1 / (255 * each) for each in self.of.std]).view(3, 1, 1)
         offset = torch.tensor([mean / std for mean, std in zip(self.of.mean, self.of.std, strict=True)]).view(3, 1, 1)
-        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
-        return Tensors(planes.mul_(factor).sub_(offset), labels, {})
+        return Tensors(planes.mul_(factor).sub_(offset), labels_of(items), {})
 
 
 @dataclass(frozen=True, slots=True)

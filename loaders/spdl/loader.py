@@ -69,7 +69,7 @@ class SpdlLoader(ThreadedLoader):
             epoch=epoch,
             options=self._own,
             threads=self._own_threads(),
-            transfer=self._transfer,
+            start_transfer=lambda collated: self._transfer.start(self._batch(*collated)),
             stages=self._stages,
         )
         try:
@@ -78,7 +78,7 @@ class SpdlLoader(ThreadedLoader):
                 self._skip(running.failed.take_new())
                 if made is None:
                     return
-                yield self._batch(made.ids, made.copied.wait(), made.work_s)
+                yield made.wait()
         except SampleTimeoutError:
             self.close()
             raise

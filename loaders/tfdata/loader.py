@@ -41,8 +41,7 @@ class TfDataLoader(RecordLoader):
 
         Args:
             endpoint: Address of the daemon's dispatcher, such as grpc://10.77.0.1:5050.
-            transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
-                array or number, such as torchvision's Compose (default: ImageTransform()).
+            transform: A pipeline, or a callable on the decoded sample (default: ImageTransform()).
         """
         self._own = options = TfDataOptions(**keywords)
         super().__init__(options, transform=transform)
@@ -50,7 +49,6 @@ class TfDataLoader(RecordLoader):
         self._fetch: EpochFetch | None = None
         self._endpoint, self._address = endpoint, parse_endpoint(endpoint)
         self._catalog = self._read_catalog()
-        workers = len(self._catalog.workers)
         self._job = uuid4().hex
         self._jobs = 0
         try:
@@ -58,7 +56,7 @@ class TfDataLoader(RecordLoader):
         except BaseException:
             self.close()
             raise
-        self.notes = (self._describe(workers), *self.notes)
+        self.notes = (self._describe(len(self._catalog.workers)), *self.notes)
 
     def close(self) -> None:
         """End the epoch under way, threads and processes; may be called twice."""

@@ -14,6 +14,7 @@ from PIL import Image
 
 from loaders import Samples
 from loaders.records.shards.convert import convert
+from tests.loaders.small_data import write_samples
 
 
 def encode_image(
@@ -29,19 +30,12 @@ def encode_image(
     return buffer.getvalue()
 
 
-def make_tree(root: Path, count: int, classes: int = 3) -> Samples:
+def make_tree(root: Path, count: int) -> Samples:
     """Write `count` JPEG files as class/name.jpg."""
     rng = np.random.default_rng(count)
-    paths, sizes = [], []
-    for index in range(count):
-        path = f"class {index % classes}/{index:04d}.jpg"
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        encoded = encode_image(int(rng.integers(90, 200)), int(rng.integers(80, 160)), seed=index)
-        (root / path).write_bytes(encoded)
-        paths.append(path)
-        sizes.append(len(encoded))
-    labels = np.arange(count, dtype=np.int64) % classes
-    return Samples(root, tuple(paths), labels, np.array(sizes, np.int64))
+    sides = [(int(rng.integers(90, 200)), int(rng.integers(80, 160))) for _ in range(count)]
+    files = [(f"class {k % 3}/{k:04d}.jpg", encode_image(*side, seed=k)) for k, side in enumerate(sides)]
+    return write_samples(root, files)
 
 
 SAMPLES = 61
@@ -59,13 +53,8 @@ def _noise(seed: int) -> bytes:
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """A tree of small JPEGs in seven classes."""
-    root = tmp_path_factory.mktemp("tree")
-    paths = tuple(f"class_{index % 7}/{index:03d}.jpg" for index in range(SAMPLES))
-    for index, path in enumerate(paths):
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_bytes(_noise(index))
-    sizes = np.array([(root / path).stat().st_size for path in paths])
-    return Samples(root, paths, np.arange(SAMPLES) % 7, sizes)
+    files = [(f"class_{k % 7}/{k:03d}.jpg", _noise(k)) for k in range(SAMPLES)]
+    return write_samples(tmp_path_factory.mktemp("tree"), files, classes=7)
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ WORDS = ("A", "IT'S", "THE KING", "WHO CAME", "NO")
 RATE = 16_000
 
 
-def write_samples(root: Path, files: Sequence[tuple[str, bytes]], **columns: Any) -> Samples:
-    """Write files; the samples are these, in three classes."""
+def write_samples(root: Path, files: Sequence[tuple[str, bytes]], classes: int = 3, **columns: Any) -> Samples:
+    """Write files; the samples are these, in so many classes."""
     for path, encoded in files:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(encoded)
     sizes = np.array([len(encoded) for _, encoded in files], np.int64)
-    labels = np.arange(len(files), dtype=np.int64) % 3
+    labels = np.arange(len(files), dtype=np.int64) % classes
     return Samples(root, tuple(path for path, _ in files), labels, sizes, columns)
 
 

@@ -4,51 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from loaders import (
-    DaliLoader,
-    ImageTransform,
-    LoaderConfigError,
-    LoaderError,
-    PyTorchLoader,
-    SampleError,
-    Samples,
-    SpdlLoader,
-)
+from loaders import ImageTransform, LoaderConfigError, LoaderError, SampleError, Samples
+from loaders.pipeline.image import epoch_order
+from tests.loaders.acceptance.conftest import TABLE
 
-SIZE = 32
-TRANSFORM = ImageTransform(size=SIZE)
-KINDS: dict[str, Callable[..., Any]] = {
-    "pytorch": lambda **options: PyTorchLoader(transform=TRANSFORM, num_workers=2, **options),
-    "pytorch in process": lambda **options: PyTorchLoader(transform=TRANSFORM, num_workers=0, **options),
-    "pytorch fresh workers": lambda **options: PyTorchLoader(
-        transform=TRANSFORM, num_workers=2, persistent_workers=False, **options
-    ),
-    "dali": lambda **options: DaliLoader(transform=TRANSFORM, **options),
-    "dali mapped": lambda **options: DaliLoader(transform=TRANSFORM, mmap=True, **options),
-    "spdl": lambda **options: SpdlLoader(transform=TRANSFORM, **options),
-    "spdl decode": lambda **options: SpdlLoader(transform=TRANSFORM, decode="spdl", **options),
-}
+TRANSFORM = ImageTransform(size=32)
+KINDS = ("pytorch", "pytorch_in_process", "pytorch_fresh", "dali", "dali_mapped", "spdl", "spdl_decode")
 
 Tree = Callable[[int], Samples]
 
 
-@pytest.fixture(params=list(KINDS))
+def make_loader(kind: str, **options: Any) -> Any:
+    return TABLE[kind].find()(transform=TRANSFORM, **{**TABLE[kind].options, **options})
+
+
+@pytest.fixture(params=KINDS)
 def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    return KINDS[request.param]
+    return partial(make_loader, request.param)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no image", "empty", "directory"])
 def test_a_sample_that_fails_in_mid_epoch_is_named(make: Callable[..., Any], image_tree: Tree, damage: str) -> None:
     samples = image_tree(60)
-    with make(samples=samples, batch_size=8, seed=2) as loader:
-        order = [int(sample_id) for batch in loader.epoch(0) for sample_id in batch.ids]
-    victim = order[37]
+    victim = int(epoch_order(60, seed=2, epoch=0)[37])
     path = samples.path(victim)
     whole = path.read_bytes()
     path.unlink()
@@ -69,7 +54,7 @@ def test_a_sample_that_fails_in_mid_epoch_is_named(make: Callable[..., Any], ima
 @pytest.mark.process
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @pytest.mark.parametrize("batch_size", [1, 4])
-@pytest.mark.parametrize("kind", ["pytorch", "pytorch in process", "spdl", "dali"])
+@pytest.mark.parametrize("kind", ["pytorch", "pytorch_in_process", "spdl", "dali"])
 def test_ranks_take_equal_steps_where_whole_batches_fail(
     kind: str, image_tree: Tree, batch_size: int, remainder: str
 ) -> None:
@@ -80,7 +65,7 @@ def test_ranks_take_equal_steps_where_whole_batches_fail(
     for rank in range(2):
         share = {"rank": rank, "world_size": 2, "remainder": remainder, "on_error": "skip"}
         more = {"operators": "python"} if kind == "dali" else {}
-        with KINDS[kind](samples=samples, batch_size=batch_size, seed=1, **share, **more) as loader:
+        with make_loader(kind, samples=samples, batch_size=batch_size, seed=1, **share, **more) as loader:
             batches = []
             for batch in loader.epoch(0):
                 assert not (batch.data == -99).any(), "a copy of a batch that the consumer has changed"
@@ -102,7 +87,7 @@ def test_a_rank_without_a_sample_that_works_raises(image_tree: Tree) -> None:
         samples.path(sample_id).write_bytes(b"this is no image")
     share = {"rank": 0, "world_size": 2, "remainder": "drop", "on_error": "skip"}
     with (
-        PyTorchLoader(samples=samples, transform=TRANSFORM, batch_size=1, seed=1, num_workers=0, **share) as loader,
+        make_loader("pytorch_in_process", samples=samples, batch_size=1, seed=1, **share) as loader,
         pytest.raises(SampleError, match="all 2 samples of this rank's epoch failed"),
     ):
         list(loader.epoch(0))

@@ -174,21 +174,16 @@ def test_workers_are_not_tied_to_a_thread_that_ends_before_the_process(image_tre
         assert sum(len(batch) for batch in loader.epoch(1)) == 12
 
 
-def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree) -> None:
-    with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1) as loader:
+@pytest.mark.parametrize("after_one_that_was_dropped", [False, True])
+def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree, after_one_that_was_dropped: bool) -> None:
+    common: dict[str, Any] = {"transform": TRANSFORM, "batch_size": 2, "seed": 0, "num_workers": 1}
+    samples = image_tree(8)
+    if after_one_that_was_dropped:
+        next(PyTorchLoader(samples=samples, **common).epoch(0))
+        gc.collect()
+    with PyTorchLoader(samples=samples, **common) as loader:
         list(loader.epoch(0))
         watching = signal.getsignal(signal.SIGCHLD)
-    assert signal.getsignal(signal.SIGCHLD) != watching
-
-
-def test_the_signal_handler_is_put_back_after_a_loader_was_dropped_unclosed_too(image_tree: Tree) -> None:
-    dropped = PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1)
-    next(dropped.epoch(0))
-    watching = signal.getsignal(signal.SIGCHLD)
-    del dropped
-    gc.collect()
-    with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1) as loader:
-        list(loader.epoch(0))
     assert signal.getsignal(signal.SIGCHLD) != watching
 
 

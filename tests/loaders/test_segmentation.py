@@ -3,26 +3,27 @@
 import os
 import pickle
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
-from loaders import Item, PyTorchLoader, SampleError, Samples
+from loaders import Item, PyTorchLoader, SampleError
 from loaders.pipeline import load_item
 from loaders.pipeline.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
 from loaders.pipeline.crop3d import Box, RandomCrop, components
 from loaders.pipeline.segmentation import SegmentationPipeline
 from loaders.pipeline.volumes import map_array
+from tests.loaders.small_data import make_volumes
 
 SHAPE = (20, 24, 28)
 
 
-def blobs(seed, shape=SHAPE):
+def blobs(seed):
     """Labels (D, H, W) with two kidneys, a tumour and a stray voxel."""
-    labels = np.zeros(shape, np.uint8)
+    labels = np.zeros(SHAPE, np.uint8)
     rng = np.random.default_rng(seed)
     z, y, x = (int(each) for each in rng.integers(1, 5, 3))
     labels[z : z + 6, y : y + 5, x : x + 4] = 1
@@ -34,22 +35,8 @@ def blobs(seed, shape=SHAPE):
 
 @pytest.fixture
 def volumes(tmp_path):
-    """Makes a tree of volumes in MLPerf's form, each of another size."""
-
-    def make(count):
-        paths, labels, sizes = [], [], []
-        for k in range(count):
-            shape = tuple(edge + 2 * k for edge in SHAPE)
-            x, y = tmp_path / f"case_{k:05d}_x.npy", tmp_path / f"case_{k:05d}_y.npy"
-            np.save(x, np.random.default_rng(k).standard_normal((1, *shape), np.float32))
-            np.save(y, blobs(k, shape)[None])
-            paths.append(x.name)
-            labels.append(y.name)
-            sizes.append(x.stat().st_size + y.stat().st_size)
-        columns = {"label_path": pa.array(labels)}
-        return Samples(tmp_path, tuple(paths), np.zeros(count, np.int64), np.array(sizes), columns)
-
-    return make
+    """Makes a tree of volumes in MLPerf's form, of several sizes."""
+    return partial(make_volumes, tmp_path)
 
 
 PIPELINE = SegmentationPipeline(crop=RandomCrop(16))

@@ -22,14 +22,13 @@ def test_a_share_is_cut_as_torchs_distributed_sampler_cuts_it(count: int, world_
             assert len(ours) == len(theirs)
 
 
-def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(LoaderConfigError, match=r"remainder=drop.*2"):
-        Share(2, 0, 0, 3, "drop")
-
-
-def test_an_uneven_share_may_be_empty() -> None:
+def test_an_uneven_share_may_be_empty_and_equal_ones_may_not_and_have_no_imbalance() -> None:
     assert len(Share(2, 0, 2, 3, "uneven")) == 0
     assert not len(Share(2, 0, 2, 3, "uneven").order(0))
+    with pytest.raises(LoaderConfigError, match=r"remainder=drop.*2"):
+        Share(2, 0, 0, 3, "drop")
+    with pytest.raises(LoaderConfigError, match=r"imbalance=0.2: remainder=pad"):
+        Share(82, 3, 0, 8, "pad", 0.2)
 
 
 def test_an_imbalance_gives_the_last_rank_more_and_every_sample_once() -> None:
@@ -37,11 +36,6 @@ def test_an_imbalance_gives_the_last_rank_more_and_every_sample_once() -> None:
     assert [len(share) for share in shares] == [10] * 7 + [12]
     assert [len(Share(82, 3, rank, 8, "uneven", 0.2)) for rank in range(8)] == [10] * 7 + [12]
     assert sorted(sample_id for share in shares for sample_id in share) == list(range(82))
-
-
-def test_an_imbalance_of_equal_shares_is_refused() -> None:
-    with pytest.raises(LoaderConfigError, match=r"imbalance=0.2: remainder=pad"):
-        Share(82, 3, 0, 8, "pad", 0.2)
 
 
 def test_rank_and_world_size_are_the_given_ones_or_those_of_the_process(monkeypatch, tmp_path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loaders import ImageTransform, PyTorchLoader, Samples
-from loaders.pipeline import Item, Tensors
+from loaders.pipeline import Item, Tensors, WrappedPipeline
 
 pytestmark = pytest.mark.process
 
@@ -28,21 +26,8 @@ class Ends:
             file.write(f"{os.getpid()}\n")
 
 
-@dataclass(frozen=True)
-class Collecting:
+class Collecting(WrappedPipeline):
     """A pipeline that makes its workers collect garbage."""
-
-    of: ImageTransform
-
-    @property
-    def transforms(self) -> tuple[Any, ...]:
-        return self.of.transforms
-
-    def read(self, samples: Samples, sample_id: int) -> bytes:
-        return self.of.read(samples, sample_id)
-
-    def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        return self.of.decode(encoded, samples, sample_id)
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         gc.collect()

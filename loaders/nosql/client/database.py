@@ -8,16 +8,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
-from cassandra import AuthenticationFailed, DriverException
-from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra import DriverException
+from cassandra.cluster import Cluster, ExecutionProfile, NoHostAvailable, Session
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy, RoundRobinPolicy
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
-from loaders.nosql.client.connection import COLUMNS, VERSION, RecordConnection, SampleRow, make_protocol
+from loaders.nosql.client.connection import COLUMNS, RecordConnection, SampleRow, make_protocol
+from loaders.nosql.keys import Login
 from loaders.nosql.schema import FORM, DatabaseTable, sample_uuid
-from loaders.nosql.session import Login, check_host
+from loaders.nosql.session import connect, make_cluster
 
 Arrived: TypeAlias = Callable[[list[SampleRow]], None]
 Failed: TypeAlias = Callable[[Exception], None]
@@ -35,7 +35,6 @@ class Database(Closing):
 
         Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.
         """
-        check_host(table.host, table.port)
         self.table, self.timeout_s = table, timeout_s
         self.where = f"{table.host}:{table.port}"
         self._login, self._pid = login, os.getpid()
@@ -52,25 +51,21 @@ class Database(Closing):
 
     def _configure(self) -> Cluster:
         """Return what the driver knows of the database."""
-        login, timeout_s = self._login, self.timeout_s
         profile = ExecutionProfile(
             load_balancing_policy=RoundRobinPolicy(),
             retry_policy=FallthroughRetryPolicy(),
-            request_timeout=timeout_s,
+            request_timeout=self.timeout_s,
             row_factory=_as_they_are,
         )
-        return Cluster(
-            [self.table.host],
-            port=self.table.port,
-            protocol_version=VERSION,
+        return make_cluster(
+            self.table.host,
+            self.table.port,
+            self._login,
+            timeout_s=self.timeout_s,
+            profile=profile,
             connection_class=RecordConnection,
-            auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
-            ssl_context=None if login is None else login.context,
             compression=False,
-            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_S, max_attempts=None),
-            connect_timeout=timeout_s,
-            control_connection_timeout=timeout_s,
             schema_metadata_enabled=False,
             token_metadata_enabled=False,
         )
@@ -97,24 +92,13 @@ class Database(Closing):
 
     def _connect(self, connections: int) -> list[Session]:
         """Return as many sessions."""
-        login = self._login
-        try:
-            sessions = [self._cluster.connect()]
-            with ThreadPoolExecutor(_CONNECTING) as threads:
-                sessions += threads.map(lambda _: self._cluster.connect(), range(1, connections))
-        except NoHostAvailable as error:
-            causes = list(error.errors.values()) or [error]
-            if any(isinstance(cause, AuthenticationFailed) for cause in causes):
-                what = "it asks for a password" if login is None else f"it refused the password of role {login.user!r}"
-                raise StreamError(f"{self.where}: {what}; give the client's folder of keys of this server") from error
-            raise StreamError(
-                f"{self.where}: no database answers ({causes[0]}); check that it runs and listens there"
-            ) from error
-        except (DriverException, OSError) as error:
-            raise StreamError(
-                f"{self.where}: no database answers within {self.timeout_s:g} s ({error}); check that it runs and "
-                "listens there"
-            ) from error
+
+        def one(_: int = 0) -> Session:
+            return connect(self._cluster, self.where, self._login)
+
+        sessions = [one()]
+        with ThreadPoolExecutor(_CONNECTING) as threads:
+            sessions += threads.map(one, range(1, connections))
         protocol = make_protocol(self.table)
         for session in sessions:
             session.client_protocol_handler = protocol
@@ -123,20 +107,19 @@ class Database(Closing):
     def _find(self) -> int:
         """Return the number of samples of the dataset."""
         session, table = self._sessions[0], self.table
-        dataset = f"{table.keyspace}.{table.name}"
         try:
             query = session.prepare(table.find)
             rows = session.execute(query, (table.name,)).all()
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); prepare it first"
+                f"{self.where}: the dataset {table.data} cannot be found ({_brief(error)}); prepare it first"
             ) from error
         if not rows:
-            raise StreamError(f"{self.where}: there is no dataset {dataset}; prepare it first")
+            raise StreamError(f"{self.where}: there is no dataset {table.data}; prepare it first")
         form, samples, *_ = rows[0]
         if form != FORM:
             raise StreamError(
-                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; prepare it again"
+                f"{self.where}: the dataset {table.data} has the form {form!r}, expected {FORM}; prepare it again"
             )
         return int(samples)
 
@@ -146,14 +129,13 @@ class Database(Closing):
             select = session.prepare(table.select)
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
-                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); prepare it "
-                "again"
+                f"{self.where}: the table {table.data} cannot be read ({_brief(error)}); prepare it again"
             ) from error
         found = {column[2]: column[3].typename for column in select.result_metadata}
         for name, expected in COLUMNS.items():
             if (kind := found.get(name)) != expected:
                 raise StreamError(
-                    f"{self.where}: column {name} of {table.keyspace}.{table.name} has the type {kind}, expected "
+                    f"{self.where}: column {name} of {table.data} has the type {kind}, expected "
                     f"{expected}; drop the table and prepare it again"
                 )
         return select

@@ -228,8 +228,7 @@ class RowFetch:
 
     @property
     def _table(self) -> str:
-        table = self._database.table
-        return f"{table.keyspace}.{table.name} at {self._database.where}"
+        return f"{self._database.table.data} at {self._database.where}"
 
     def _stop(self, why: str) -> None:
         self._error = StreamError(why)
@@ -240,7 +239,7 @@ class RowFetch:
         waiting = next(iter(self._under_way), self._taken)
         why = "" if self._last_error is None else f" ({type(self._last_error).__name__}: {self._last_error})"
         return StreamError(
-            f"{self._database.where}: no row of {self._database.table.keyspace}.{self._database.table.name} came for "
+            f"{self._database.where}: no row of {self._database.table.data} came for "
             f"{self._database.timeout_s:g} s{why.splitlines()[0] if why else ''}, sample_id={int(self._ids[waiting])} "
             "among those that were asked for; check that the database runs, or raise timeout_s"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import suppress
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 from signal import SIGTERM
@@ -117,8 +118,9 @@ class CassandraServer(ServerProcess):
                     return len(header := connection.recv(9)) == 9 and header[4] == _SUPPORTED
         except OSError:
             return False
+        first = replace(self._login, password=_FIRST_PASSWORD)
         try:
-            with open_session(self.host, self.port, self._login.login(_FIRST_PASSWORD), timeout_s=10.0) as session:
+            with open_session(self.host, self.port, first, timeout_s=10.0) as session:
                 # Of URL-safe letters.
                 session.execute(f"ALTER ROLE {USER} WITH PASSWORD = '{self._login.password}'")
         except StreamError:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from harness.run.prepare import python_of
+from joulefeed.child import Child
 from loaders import Batch, ImageTransform, Loader, Samples
 from loaders.mosaic.keys import make_keys
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
 from loaders.nosql.schema import DatabaseTable
-from loaders.pipeline import Item, Pipeline, Tensors, load_item
+from loaders.pipeline import Item, Pipeline, Tensors, WrappedPipeline, load_item
 from loaders.pipeline.crop3d import RandomCrop
 from loaders.pipeline.detection import DetectionPipeline
 from loaders.pipeline.segmentation import SegmentationPipeline
@@ -42,6 +43,7 @@ COUNT = 13
 """Samples; a prime, so that no batch size and no number of ranks divides it."""
 BATCH_SIZE = 4
 SIZE = 64
+READY_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,10 @@ class Entry:
         if self.environment:
             given |= {"python": python_of(self.environment), "keys": KEYS[str(endpoint)]}
         common = {"transform": pipeline, "batch_size": BATCH_SIZE, "seed": 0, **given}
-        return self._find()(**{**common, **self.options, **options})
+        return self.find()(**{**common, **self.options, **options})
 
-    def _find(self) -> Any:
+    def find(self) -> Any:
+        """Return its class."""
         if not isinstance(self.target, str):
             return self.target
         module, name = self.target.rsplit(".", 1)
@@ -282,8 +285,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
     A daemon serves one folder with one set of options.
     """
-    daemons: dict[tuple[Path, str, tuple[str, ...]], tuple[subprocess.Popen[bytes], str]] = {}
-    tables: dict[Path, str] = {}
+    endpoints: dict[tuple[Path, str, tuple[str, ...]], str] = {}
     database: list[CassandraServer] = []
 
     def prepare(entry: Entry, shards: Path) -> Path:
@@ -299,45 +301,32 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         assert data.shards is not None
         if entry.server == "files":
             return str(data.shards)
+        key = (data.shards, entry.server, entry.daemon)
+        if key in endpoints:
+            return endpoints[key]
         if entry.server == "database":
             if not database:
-                database.append(CassandraServer(tmp_path_factory.mktemp("cassandra"), removes_home=True))
-            if data.shards not in tables:
-                table = DatabaseTable(database[0].host, database[0].port, "acceptance", f"set_{len(tables)}")
-                ingest(data.shards, table)
-                tables[data.shards] = table.endpoint
-            return tables[data.shards]
-        key = (data.shards, entry.server, entry.daemon)
-        if key not in daemons:
-            root, flags, client = data.shards, entry.daemon, None
-            if entry.environment:
-                root = prepare(entry, data.shards)
-                daemon, client = make_keys(tmp_path_factory.mktemp("keys"))
-                flags = (*flags, "--keys", str(daemon))
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", entry.server, "serve", "--until-eof"),
-                    *("--root", str(root), "--listen", "127.0.0.1:0", *flags),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            assert process.stdout is not None
-            endpoint = json.loads(process.stdout.readline())["endpoint"]
-            daemons[key] = process, endpoint
-            if client is not None:
-                KEYS[endpoint] = client
-        return daemons[key][1]
+                home = tmp_path_factory.mktemp("cassandra")
+                database.append(stack.enter_context(CassandraServer(home, removes_home=True)))
+            table = DatabaseTable(database[0].host, database[0].port, "acceptance", f"set_{len(endpoints)}")
+            ingest(data.shards, table)
+            endpoints[key] = table.endpoint
+            return table.endpoint
+        root, flags, client = data.shards, entry.daemon, None
+        if entry.environment:
+            root = prepare(entry, data.shards)
+            daemon, client = make_keys(tmp_path_factory.mktemp("keys"))
+            flags = (*flags, "--keys", str(daemon))
+        argv = [sys.executable, "-m", entry.server, "serve", "--until-eof"]
+        argv += ["--root", str(root), "--listen", "127.0.0.1:0", *flags]
+        child = stack.enter_context(Child(argv, stderr=subprocess.DEVNULL))
+        endpoints[key] = str(child.ready(READY_S)["endpoint"])
+        if client is not None:
+            KEYS[endpoints[key]] = client
+        return endpoints[key]
 
-    yield serve
-    for server in database:
-        server.close()
-    for process, _ in daemons.values():
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
-        process.wait(10)
+    with ExitStack() as stack:
+        yield serve
 
 
 @pytest.fixture(scope="session")
@@ -379,10 +368,9 @@ def reference() -> Callable[[Data, Batch, int, int], Tensors]:
 
 
 @dataclass(frozen=True)
-class Faulty:
+class Faulty(WrappedPipeline):
     """A pipeline of which one sample has a fault in its last step."""
 
-    of: Pipeline
     sample_id: int
     fault: str
     hangs_for_s: float = 30.0
@@ -390,12 +378,6 @@ class Faulty:
     @property
     def transforms(self) -> tuple[Any, ...]:
         return *self.of.transforms, Trip(self)
-
-    def read(self, samples: Samples, sample_id: int) -> Any:
-        return self.of.read(samples, sample_id)
-
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        return self.of.decode(encoded, samples, sample_id)
 
     def collate(self, items: Any) -> Tensors:
         if self.fault == "collate" and self.sample_id in [item.id for item in items]:

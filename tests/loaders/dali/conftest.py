@@ -11,7 +11,7 @@ import pytest
 
 from loaders import Batch, DaliLoader, Samples
 from loaders.pipeline import Pipeline, Tensors, load_item
-from tests.loaders.small_data import make_pictures, make_sounds, make_volumes
+from tests.loaders.small_data import make_sounds, make_volumes
 
 
 class Through(Protocol):
@@ -39,12 +39,6 @@ def through() -> Through:
 def volumes(tmp_path: Path) -> Callable[..., Samples]:
     """Makes cases in MLPerf's form, each of another shape."""
     return partial(make_volumes, tmp_path)
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> Callable[[Sequence[bytes]], Samples]:
-    """Makes a dataset of encoded pictures with none, one and several things."""
-    return partial(make_pictures, tmp_path)
 
 
 @pytest.fixture

@@ -22,17 +22,18 @@ import pytest
 
 from harness.testbed.caches import drop_caches
 from joulefeed.child import Child
-from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError, SplitError, StreamError
+from loaders.nosql import NoSQLLoader
 from loaders.nosql.form import open_form, prepare
 from loaders.nosql.ingest import ingest
-from loaders.nosql.keys import USER, load_client_keys, make_keys
+from loaders.nosql.keys import CLIENT_KEY, Login, load_client_keys, make_keys
 from loaders.nosql.schema import DatabaseTable, sample_uuid
 from loaders.nosql.server.installation import DatabaseServerError
-from loaders.nosql.session import Login, open_session
+from loaders.nosql.session import open_session
 from loaders.nosql.splits import fetch_metadata
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
+from tests.loaders.small_data import write_samples
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -49,60 +50,47 @@ class KilledError(Exception):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, random = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
-    paths = tuple(f"{index:03d}.bin" for index in range(SAMPLES))
-    for path in paths:
-        (root / path).write_bytes(random.bytes(int(random.integers(1, 3000))))
-    sizes = np.array([(root / path).stat().st_size for path in paths])
-    columns = {
-        "patient": pa.array([f"p{index % 50}" if index % 3 else None for index in range(SAMPLES)]),
-        "boxes": pa.array([[float(index)] * (index % 3) for index in range(SAMPLES)], pa.list_(pa.float64())),
-    }
-    samples = Samples(root, paths, np.arange(SAMPLES) % 7, sizes, columns)
-    return convert(samples, root / "shards", key="first", seed=1, shard_bytes=int(sizes.sum()) // 3)
-
-
-@dataclass
-class Prepared:
-    folder: Path
-    resumed_from: int
+    files = [(f"{k:03d}.bin", random.bytes(int(random.integers(1, 3000)))) for k in range(SAMPLES)]
+    patient = pa.array([f"p{k % 50}" if k % 3 else None for k in range(SAMPLES)])
+    boxes = pa.array([[float(k)] * (k % 3) for k in range(SAMPLES)], pa.list_(pa.float64()))
+    samples = write_samples(root, files, classes=7, patient=patient, boxes=boxes)
+    return convert(samples, root / "shards", key="first", seed=1, shard_bytes=int(samples.sizes.sum()) // 3)
 
 
 @pytest.fixture(scope="module")
-def prepared(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    """A folder of tables whose first preparation was ended, with its server, after some samples."""
+def prepared(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tables."""
     folder = tmp_path_factory.mktemp("forms") / "form"
-    done: list[int] = []
-
-    def end(count: int, total: int) -> None:
-        if count:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        prepare(shards, folder, end)
-    with pytest.raises(ShardError, match=r"form\.json.*prepare"):
-        open_form(folder)
-    prepare(shards, folder, lambda count, total: done.append(count))
-    assert done[-1] == SAMPLES
-    return Prepared(folder, done[0])
+    prepare(shards, folder, lambda count, total: None)
+    return folder
 
 
 @dataclass
 class Served:
     child: Child
     table: DatabaseTable
-    login: Login | None
+    keys: Path | None
+    """The client's half of its keys."""
     temporary: Path
     """Where its temporary files lie."""
+
+    @property
+    def login(self) -> Login | None:
+        return None if self.keys is None else load_client_keys(self.keys)
 
     def session(self) -> Any:
         return open_session(self.table.host, self.table.port, self.login)
 
 
 @pytest.mark.slow
-def test_a_preparation_whose_server_is_killed_before_its_end_is_not_taken_for_whole(
+def test_a_preparation_that_was_ended_goes_on_where_it_was_and_is_whole_at_its_end_alone(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "form"
+
+    def end(count: int, total: int) -> None:
+        if count:
+            raise KilledError
 
     def ingest_and_kill(*arguments: Any) -> None:
         ingest(*arguments)
@@ -110,31 +98,35 @@ def test_a_preparation_whose_server_is_killed_before_its_end_is_not_taken_for_wh
         (java,) = (one for one in below if one.name() == "java" and str(folder) in " ".join(one.cmdline()))
         java.kill()
 
+    with pytest.raises(KilledError):
+        prepare(shards, folder, end)
+    with pytest.raises(ShardError, match=r"form\.json.*prepare"):
+        open_form(folder)
+    done: list[int] = []
     with monkeypatch.context() as patch, pytest.raises(DatabaseServerError, match="before its tables were written"):
         patch.setattr("loaders.nosql.form.ingest", ingest_and_kill)
-        prepare(shards, folder, lambda count, total: None)
+        prepare(shards, folder, lambda count, total: done.append(count))
+    assert 0 < done[0] < done[-1] == SAMPLES
     with pytest.raises(ShardError, match=r"form\.json.*prepare"):
         open_form(folder)
     prepare(shards, folder, lambda count, total: None)
     assert open_form(folder).samples == SAMPLES
 
 
-def served_command(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "loaders.nosql", "serve", "--root", str(folder), "--heap-mb", "512", *options]
-
-
 @pytest.fixture(scope="module")
-def servers(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+def servers(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
     """Two servers of one folder at once, an open one and one with keys."""
     log = tmp_path_factory.mktemp("logs")
     daemon, client = make_keys(tmp_path_factory.mktemp("keys"))
-    keys = load_client_keys(client)
-    logins = {"open": None, "secure": Login(USER, keys.password, keys.context())}
+    halves = {"open": None, "secure": client}
     with ExitStack() as stack:
         children = {
             name: stack.enter_context(
                 Child(
-                    served_command(prepared.folder, "--listen", "127.0.0.1:0", "--until-eof", *options),
+                    [
+                        *(sys.executable, "-m", "loaders.nosql", "serve", "--root", str(prepared)),
+                        *("--listen", "127.0.0.1:0", "--heap-mb", "512", "--until-eof", *options),
+                    ],
                     cwd=REPO,
                     env={**os.environ, "TMPDIR": str(log)},
                     stderr=log / name,
@@ -143,7 +135,7 @@ def servers(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Ite
             for name, options in (("open", ()), ("secure", ("--keys", str(daemon))))
         }
         yield {
-            name: Served(child, DatabaseTable.parse(str(child.ready(READY_S)["endpoint"])), logins[name], log)
+            name: Served(child, DatabaseTable.parse(str(child.ready(READY_S)["endpoint"])), halves[name], log)
             for name, child in children.items()
         }
 
@@ -169,12 +161,6 @@ def expected(shards: Path) -> dict[int, tuple[int, int, int, bytes]]:
     return found
 
 
-@pytest.mark.slow
-def test_a_preparation_that_was_ended_goes_on_where_it_was(prepared: Prepared) -> None:
-    assert 0 < prepared.resumed_from < SAMPLES
-    assert open_form(prepared.folder).samples == SAMPLES
-
-
 def test_the_metadata_of_a_dataset_is_read_by_its_columns(servers: dict[str, Served]) -> None:
     secure = servers["secure"]
     metadata = fetch_metadata(secure.table, label="label", login=secure.login)
@@ -188,9 +174,9 @@ def test_the_metadata_of_a_dataset_is_read_by_its_columns(servers: dict[str, Ser
 
 
 def test_two_servers_of_one_folder_have_every_record_and_write_nothing_into_it(
-    prepared: Prepared, shards: Path, servers: dict[str, Served]
+    prepared: Path, shards: Path, servers: dict[str, Served]
 ) -> None:
-    before = contents(prepared.folder)
+    before = contents(prepared)
     assert servers["open"].table.port != servers["secure"].table.port
     for served in servers.values():
         with served.session() as session:
@@ -204,48 +190,53 @@ def test_two_servers_of_one_folder_have_every_record_and_write_nothing_into_it(
             assert (patient.patient, patient.boxes) == ("p5", [5.0, 5.0])
             # What a client writes is the server's own, and gone with it.
             session.execute("TRUNCATE joulefeed.samples_metadata")
-    assert contents(prepared.folder) == before
+    assert contents(prepared) == before
 
 
-def test_the_kernel_can_forget_all_that_servers_map_of_the_tables(
-    prepared: Prepared, servers: dict[str, Served]
-) -> None:
+def test_the_kernel_can_forget_all_that_servers_map_of_the_tables(prepared: Path, servers: dict[str, Served]) -> None:
     with servers["open"].session() as session:
         assert rows(session, servers["open"].table)
-    assert drop_caches(prepared.folder, "tree", [prepared.folder.parent]) == "fadvise"
+    assert drop_caches(prepared, "tree", [prepared.parent]) == "fadvise"
+
+
+def listening(served: Served) -> set[Any]:
+    """The addresses on which a server and its processes listen."""
+    return {
+        connection.laddr
+        for process in psutil.Process(served.child.pid).children(recursive=True)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 def test_nothing_listens_beyond_its_address_and_loopback(servers: dict[str, Served]) -> None:
     for served in servers.values():
-        family = psutil.Process(served.child.pid).children(recursive=True)
-        listening = {
-            connection.laddr
-            for process in family
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
-        assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
-        assert served.table.port in {address.port for address in listening}
-        assert len(listening) == 2
+        heard = listening(served)
+        assert {address.ip.removeprefix("::ffff:") for address in heard} == {"127.0.0.1"}
+        assert served.table.port in {address.port for address in heard}
+        assert len(heard) == 2
 
 
 def test_only_the_client_of_the_keys_is_served(servers: dict[str, Served], tmp_path: Path) -> None:
     secure = servers["secure"]
     assert secure.login is not None
     _, stranger = make_keys(tmp_path / "keys")
-    keys = load_client_keys(stranger)
-    of_another_run = Login(USER, keys.password, keys.context())
     for login, told in (
-        (Login(USER, "wrong", secure.login.context), "incorrect"),
-        (Login(USER, "cassandra", secure.login.context), "incorrect"),
-        (of_another_run, "reach"),
-        (None, "reach"),
+        (replace(secure.login, password="wrong"), "refused the password of role 'cassandra'"),
+        (replace(secure.login, password="cassandra"), "refused the password of role 'cassandra'"),
+        (load_client_keys(stranger), "no database answers"),
+        (None, "no database answers"),
     ):
         with (
             pytest.raises(StreamError, match=rf"127\.0\.0\.1:{secure.table.port}.*{told}"),
             open_session(secure.table.host, secure.table.port, login, timeout_s=10),
         ):
             pytest.fail("it was let in")
+    with NoSQLLoader(endpoint=secure.table.endpoint, keys=secure.keys, batch_size=32, seed=0, decode="raw") as loader:
+        assert sorted(k for batch in loader.epoch(0) for k in batch.ids.tolist()) == list(range(SAMPLES))
+    for keys in (None, stranger):
+        with pytest.raises(StreamError, match=f"127.0.0.1:{secure.table.port}: no database answers"):
+            NoSQLLoader(endpoint=secure.table.endpoint, keys=keys, batch_size=32, seed=0, timeout_s=5)
     argv = " ".join(part for one in psutil.Process(secure.child.pid).children(recursive=True) for part in one.cmdline())
     assert secure.login.password not in argv
 
@@ -253,16 +244,11 @@ def test_only_the_client_of_the_keys_is_served(servers: dict[str, Served], tmp_p
 def test_the_port_between_nodes_speaks_to_its_own_keys_alone(servers: dict[str, Served], tmp_path: Path) -> None:
     secure = servers["secure"]
     assert secure.login is not None
-    (port,) = {
-        connection.laddr.port
-        for process in psutil.Process(secure.child.pid).children(recursive=True)
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    } - {secure.table.port}
+    (port,) = {address.port for address in listening(secure)} - {secure.table.port}
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
     _, client = make_keys(tmp_path / "keys")
-    stranger.load_cert_chain(load_client_keys(client).own)
+    stranger.load_cert_chain(client / CLIENT_KEY)
     with socket.create_connection(("127.0.0.1", port), 10) as known, secure.login.context.wrap_socket(known) as tls:
         assert tls.getpeercert()
         tls.settimeout(1)
@@ -312,8 +298,7 @@ def test_an_ingest_that_was_killed_goes_on_and_gives_the_same_table(servers: dic
 
 
 def test_tables_of_another_dataset_are_left_alone(servers: dict[str, Served], shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "one.bin").write_bytes(b"one")
-    one = Samples(tmp_path, ("one.bin",), np.zeros(1, np.int64), np.array([3]))
+    one = write_samples(tmp_path, [("one.bin", b"one")])
     other = convert(one, tmp_path / "shards", key="second", seed=1, shard_bytes=100)
     with pytest.raises(LoaderConfigError, match=r"another dataset.*first.*second"):
         ingest(other, servers["open"].table)
@@ -334,10 +319,10 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
     return done.stderr
 
 
-def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_path: Path) -> None:
-    form, before = str(prepared.folder), set(prepared.folder.parent.glob(".form-served-*"))
+def test_what_cannot_be_served_is_refused_in_one_line(prepared: Path, tmp_path: Path) -> None:
+    form, before = str(prepared), set(prepared.parent.glob(".form-served-*"))
     # Of a server that was lost with its machine: nobody holds it, and the next start removes it.
-    prepared.folder.with_name(".form-served-lost").mkdir()
+    prepared.with_name(".form-served-lost").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refusal("serve", "--root", form, "--listen", f"127.0.0.1:{port}")
@@ -351,7 +336,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_pa
     said = refusal("serve", "--root", form, "--listen", "127.0.0.1:0", env={"CASSANDRA_HOME": str(tmp_path)})
     assert f"CASSANDRA_HOME={tmp_path} has no lib/apache-cassandra-" in said
     assert "manifest.json" in refusal("prepare", "--shards", form, "--out", str(tmp_path / "new"))
-    assert set(prepared.folder.parent.glob(".form-served-*")) == before
+    assert set(prepared.parent.glob(".form-served-*")) == before
 
 
 def test_what_cannot_be_prepared_is_refused_and_a_folder_of_something_else_is_left_as_it_is(
@@ -365,7 +350,7 @@ def test_what_cannot_be_prepared_is_refused_and_a_folder_of_something_else_is_le
     assert "notes: Not a directory: expected a folder" in said
 
 
-def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, servers: dict[str, Served]) -> None:
+def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Path, servers: dict[str, Served]) -> None:
     family = [
         process for served in servers.values() for process in psutil.Process(served.child.pid).children(recursive=True)
     ]
@@ -376,6 +361,6 @@ def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, se
     assert not alive
     deadline = time.monotonic() + GONE_S
     temporary = servers["open"].temporary
-    while left := [*prepared.folder.parent.glob(".form-served-*"), *temporary.glob("joulefeed-cassandra-*")]:
+    while left := [*prepared.parent.glob(".form-served-*"), *temporary.glob("joulefeed-cassandra-*")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from loaders import Samples
 from loaders.records.shards.convert import convert
+from tests.loaders.small_data import write_samples
 
 if find_spec("tensorflow") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -35,12 +35,9 @@ class Daemon(NamedTuple):
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """COUNT samples of 20 kB in a dozen shards."""
-    root = tmp_path_factory.mktemp("files")
-    names = tuple(f"{number:04d}.bin" for number in range(COUNT))
-    for number, name in enumerate(names):
-        (root / name).write_bytes(np.random.default_rng(number).bytes(20_000))
-    samples = Samples(root, names, np.arange(COUNT) % 7, np.full(COUNT, 20_000))
-    return convert(samples, root.with_name("shards"), key="a", shard_bytes=200_000)
+    files = [(f"{number:04d}.bin", np.random.default_rng(number).bytes(20_000)) for number in range(COUNT)]
+    samples = write_samples(tmp_path_factory.mktemp("files"), files, classes=7)
+    return convert(samples, samples.root.with_name("shards"), key="a", shard_bytes=200_000)
 
 
 @contextmanager
