@@ -19,7 +19,6 @@ from pathlib import Path
 from bench import Line, at_most, make_parser, namespaces, run, spread
 
 from harness.config.regime import Regime
-from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
 from harness.testbed.link.measure.probe import MODULE, probe, probe_server, rtt_probe
@@ -40,36 +39,27 @@ class Bench:
     """A link between two namespaces of its own, with a probe's server at its storage end."""
 
     link: Link
-    storage: str
-    compute: str
+    compute: Node
     port: int
-
-    def run(self, argv: list[str]) -> str:
-        """Run a command on the compute side; raise TestbedError when it fails."""
-        command = ["nsenter", f"--net={self.compute}", "--", *argv]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise TestbedError(done.stderr.strip())
-        return done.stdout
 
     def idle_rtt(self, regime: Regime) -> ProbeResult:
         """Measure the idle round trip."""
-        return rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
+        return rtt_probe(self.compute, STORAGE_ADDRESS, seconds=0.2 + 2 * regime.rtt_ms / 1e3)
 
     def full(self, regime: Regime) -> ProbeResult:
         """Measure the round trip and the rate."""
-        return probe(self.run, STORAGE_ADDRESS, self.port, regime)
+        return probe(self.compute, STORAGE_ADDRESS, self.port, regime)
 
     def loaded(self, regime: Regime) -> ProbeResult:
         """Measure the round trip while a few flows saturate the link, once they have ramped up."""
         seconds = 0.5 + 10 * regime.rtt_ms / 1e3
         arguments = json.dumps({"seconds": 4 * seconds, "flows": 4})
         argv = [sys.executable, *MODULE, "measure", STORAGE_ADDRESS, str(self.port), arguments]
-        with subprocess.Popen(["nsenter", f"--net={self.compute}", "--", *argv], stdout=subprocess.DEVNULL) as flows:
+        with self.compute.start(argv, stdout=subprocess.DEVNULL) as flows:
             # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
             time.sleep(START_S + 2 * seconds)
-            found = rtt_probe(self.run, STORAGE_ADDRESS, self.port, seconds=seconds)
-            assert flows.poll() is None
+            found = rtt_probe(self.compute, STORAGE_ADDRESS, seconds=seconds)
+            assert flows.is_alive
         return found
 
 
@@ -81,7 +71,7 @@ def open_bench(kind: str) -> Iterator[Bench]:
         open_link(storage, compute, kind=kind) as link,
         probe_server(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
     ):
-        yield Bench(link, storage, compute, server)
+        yield Bench(link, Node("compute", Path(compute).name, namespace=compute), server)
 
 
 def measure(kind: str, repeats: int) -> Iterator[Line]:

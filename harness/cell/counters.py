@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
 from harness.system.procfs import (
+    HostCpu,
     KernelThreads,
     cache_drops,
     cpu_s,
@@ -33,9 +34,8 @@ class Counters:
     rx_bytes: int | None
     """Received by the data interface, as are the bytes sent; None for local data."""
     tx_bytes: int | None
-    cpu_busy_s: float
-    """CPU seconds of the processors that this process may use, as are all times of `cpu_`."""
-    cpu_total_s: float
+    host: HostCpu
+    """Of the processors that this process may use. An event has its seconds as cpu_busy_s and so on, and `cpus`."""
     link_cpu_s: float | None
     """Of the delay line; None where the kernel makes the link."""
     cell_cpu_s: float
@@ -48,10 +48,6 @@ class Counters:
     disk_written_bytes: int | None
     cpu_at_s: float
     """When the processors were read, monotonic."""
-    cpus: int
-    cpu_idle_s: float
-    cpu_irq_s: float
-    cpu_steal_s: float
     run_cpu_s: float
     """Of all processes of the run on this host."""
     kernel_cpu_s: float
@@ -68,7 +64,8 @@ class Counters:
 
     def to_event(self) -> dict[str, Any]:
         """Return the values of an event."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "parts"}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("host", "parts")}
+        own |= {name if name == "cpus" else f"cpu_{name}": value for name, value in asdict(self.host).items()}
         for name, (used_s, nbytes) in self.parts.items():
             own |= {f"{name}_cpu_s": used_s, f"{name}_read_bytes": nbytes}
         return own
@@ -104,8 +101,7 @@ class CellCounters:
         return Counters(
             rx_bytes=rx,
             tx_bytes=tx,
-            cpu_busy_s=host.busy_s,
-            cpu_total_s=host.total_s,
+            host=host,
             link_cpu_s=None if self._link_pid is None else self._cpu_s([self._link_pid]),
             cell_cpu_s=user_s + system_s,
             cell_user_s=user_s,
@@ -113,10 +109,6 @@ class CellCounters:
             disk_read_bytes=read,
             disk_written_bytes=written,
             cpu_at_s=at_s,
-            cpus=host.cpus,
-            cpu_idle_s=host.idle_s,
-            cpu_irq_s=host.irq_s,
-            cpu_steal_s=host.steal_s,
             run_cpu_s=cpu_s(run),
             kernel_cpu_s=self._kernel.cpu_s(),
             run_wait_s=wait_s(run),

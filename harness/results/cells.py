@@ -109,50 +109,6 @@ class HostClock:
     """Bound of the offset's error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A question to another host. `sent_ns` and `answered_ns` are by this clock, `told_ns` by the other; UTC ns."""
-
-    sent_ns: int
-    told_ns: int
-    answered_ns: int
-
-    @property
-    def offset_ns(self) -> float:
-        """The other clock minus this one."""
-        return self.told_ns - (self.sent_ns + self.answered_ns) / 2
-
-    @property
-    def error_ns(self) -> float:
-        """Bound of the offset's error: half of the exchange."""
-        return (self.answered_ns - self.sent_ns) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class HostTime:
-    """The offset of a host's clock, as its NTP daemon or its kernel reports it."""
-
-    source: str
-    """chrony or kernel."""
-    offset_ns: int
-    """UTC minus the host's clock."""
-    error_ns: int
-
-
-def compute_clock_offset(exchanges: Sequence[Exchange], here: HostTime | None, there: HostTime | None) -> HostClock:
-    """Return the other host's clock minus this one's.
-
-    chrony on both hosts has a smaller error than an exchange over SSH, whose error is half of its round trip. The
-    quickest exchange counts where chrony contradicts it, or is not there.
-    """
-    quickest = min(exchanges, key=lambda one: one.error_ns)
-    if here is not None and there is not None:
-        offset_ns, error_ns = here.offset_ns - there.offset_ns, here.error_ns + there.error_ns
-        if abs(offset_ns - quickest.offset_ns) <= error_ns + quickest.error_ns and error_ns < quickest.error_ns:
-            return HostClock(there.source, offset_ns / 1e6, error_ns / 1e6)
-    return HostClock("exchange over SSH", quickest.offset_ns / 1e6, quickest.error_ns / 1e6)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
     """Another host of a cell: how its energy was sampled, and its clock before and after the cell."""

@@ -14,7 +14,6 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
 from harness.results.collect import collect
@@ -38,7 +37,6 @@ from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.hosts.testbed import HostsOfRun, HostsTestbed
 from harness.testbed.link.measure.bounds import allowed_rtt_ms
 from harness.testbed.memory import memory_obstacles
-from harness.testbed.state import RunNames, state_root
 from joulefeed.signals import signals_held
 
 _PROVENANCE_S: Final = 300.0
@@ -65,19 +63,11 @@ def measure(
 ) -> tuple[Path, int]:
     """Measure the missing cells of an experiment. Nothing stays behind but the results, however it ends.
 
-    Args:
-        experiment: what `experiment_from` made of `cfg`.
-        cfg: the composed config.
-        progress: shows how far the run is.
-        command: what the user typed, for the provenance.
-        on_folder: called with the results folder as soon as it exists.
-        cluster: the other hosts; default: the run stays on this machine.
+    `experiment` is what `experiment_from` made of `cfg`. The user typed `command`, which the provenance has.
+    `on_folder` is called with the results folder as soon as it exists. Without a `cluster` the run stays on this
+    machine. Returns the results folder, and how many cells have no result.
 
-    Returns:
-        The results folder, and how many cells have no result.
-
-    Raises:
-        HarnessError: the run cannot start or go on. A failed cell does not raise; the others are run.
+    Raises HarnessError when the run cannot start or go on. A failed cell does not raise; the others are run.
     """
     check(experiment, cfg)
     with ExitStack() as lock, ExitStack() as stack:
@@ -87,7 +77,7 @@ def measure(
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         # Other hosts are asked for the data, and are reached first.
-        testbed = None if cluster is None else stack.enter_context(_start_hosts(experiment, cluster, progress))
+        testbed = None if cluster is None else stack.enter_context(_start_testbed(experiment, progress, cluster))
         data = _open_data(experiment, cfg, testbed, progress)
         folder = open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
@@ -102,7 +92,7 @@ def measure(
         try:
             if todo:
                 progress.doing("starting the testbed and the energy agent")
-                testbed = testbed or stack.enter_context(_start_testbed(experiment))
+                testbed = testbed or stack.enter_context(_start_testbed(experiment, progress))
                 _check_floor(experiment, testbed, progress)
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
                 beside = HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
@@ -142,11 +132,15 @@ def check(experiment: Experiment, cfg: DictConfig) -> None:
         raise TestbedError("; ".join(obstacles))
 
 
-def _start_hosts(experiment: Experiment, cluster: Cluster, progress: RunProgress) -> Testbed:
-    progress.doing("reaching the other hosts")
-    hosts = hosts_of_run(experiment, cluster.inventory)
-    regimes, options = _testbed_options(experiment)
-    return HostsTestbed(cluster.run_id, cluster.inventory, hosts, regimes, **options, ssh_config=cluster.ssh_config)
+def _start_testbed(experiment: Experiment, progress: RunProgress, cluster: Cluster | None = None) -> Testbed:
+    own, regimes = experiment.testbed, list(experiment.regimes.values())
+    options: Any = {"link_kind": own.link, "caches": own.caches, "congestion": own.congestion}
+    if cluster is not None:
+        progress.doing("reaching the other hosts")
+        hosts = hosts_of_run(experiment, cluster.inventory)
+        return HostsTestbed(cluster.run_id, cluster.inventory, hosts, regimes, **options, ssh_config=cluster.ssh_config)
+    assert own.kind != "ssh", "the controller of several hosts starts the run on the lead"
+    return open_testbed(own.kind, uuid4().hex[:8], regimes, **options)
 
 
 def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
@@ -166,18 +160,6 @@ def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
             "their memory: leave it out, or one host in the inventory's group compute"
         )
     return chosen
-
-
-def _start_testbed(experiment: Experiment) -> Testbed:
-    assert experiment.testbed.kind != "ssh", "the controller of several hosts starts the run on the lead"
-    regimes, options = _testbed_options(experiment)
-    return open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, **options)
-
-
-def _testbed_options(experiment: Experiment) -> tuple[list[Regime], dict[str, Any]]:
-    own = experiment.testbed
-    options = {"link_kind": own.link, "caches": own.caches, "congestion": own.congestion}
-    return list(experiment.regimes.values()), options
 
 
 def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress) -> None:
@@ -213,9 +195,8 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, ta
 
     Raises TestbedError, which names the host.
     """
-    nodes = {node.host: node for node in (*testbed.computes, *testbed.storages) if node.is_remote}
     found: Provenance = {}
-    for host, node in nodes.items():
+    for host, node in testbed.remotes.items():
         argv = [sys.executable, "-m", "harness.results.provenance", *targets]
         record = json.loads(node.run(argv, _PROVENANCE_S))
         code, own = (of["source"]["code_sha256"]["value"] for of in (record, here))
@@ -266,8 +247,7 @@ def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None,
 def _make_keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:
     """Make the run's keys in the run's own temporary folder."""
     modules = {loader.daemon["module"] for loader in experiment.loaders.values() if loader.secure}
-    folder = RunNames(testbed.run_id, state_root()).folder
-    return {module: make_keys(module, folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
+    return {module: make_keys(module, testbed.compute.folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
 
 
 def _targets(experiment: Experiment) -> list[str]:

@@ -61,17 +61,10 @@ def open_data_on(
 ) -> RunData:
     """Make or find an experiment's datasets on each host, in the same folder; return them as the first one describes.
 
-    The first host also reads a sample of each workload and makes each loader, as `try_loaders` does.
+    The first host also reads a sample of each workload and makes each loader, as `try_loaders` does, and `progress`
+    shows how far it is. Datasets are in the folder `cache` on each host, and so many `storages` serve the run.
 
-    Args:
-        nodes: the hosts.
-        config: the composed config.
-        cache: the folder of datasets on each host.
-        progress: shows how far the first one is.
-        storages: how many storage nodes serve the run.
-
-    Raises:
-        HarnessError: what the host's own attempt raised, with the host's name; DatasetError where two hosts differ.
+    Raises what a host's own attempt raised, with the host's name, and DatasetError where two hosts differ.
     """
     argv = [sys.executable, "-m", "harness.run.host_data"]
     order = {"config": config, "cache": str(cache), "storages": storages}

@@ -15,17 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import psutil
 
-from energymon import Baseline, Event, Reading, SqliteStore
+from energymon import Baseline, ClockOffset, Event, Reading, SqliteStore
 from energymon.clock.chrony import ntp_offset
 from energymon.clock.offsets import at_wall
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, HarnessError, TestbedError
-from harness.results.cells import Exchange, HostClock, HostRecord, HostTime, SensorRecord, compute_clock_offset
+from harness.results.cells import HostClock, HostRecord, SensorRecord
 from harness.results.files import parse_value
 from harness.run.energy_agent import EnergyAgent
 from harness.system.process import processes_of_run
@@ -69,8 +68,7 @@ class HostAgents:
         send: the server that gets the readings.
         note: called with a line about what could not be fetched.
 
-    Raises:
-        TestbedError: an agent does not start.
+    Raises TestbedError when an agent does not start.
     """
 
     def __init__(
@@ -107,15 +105,14 @@ class HostAgents:
             if self._testbed.shares_clock(agent.host):
                 found[agent.host] = HostClock("one clock", 0.0, 0.0)
                 continue
-            exchanges, told = [], {}
+            exchanges, answer = [], {}
             for _ in range(_EXCHANGES):
                 sent_ns = time.time_ns()
-                told = agent.ask("clock")
-                exchanges.append(Exchange(sent_ns, told["utc_ns"], time.time_ns()))
-            here = ntp_offset("lead", time.time_ns())
-            own = None if here is None else HostTime(here.peer, here.offset_ns, here.error_ns)
-            there = None if told["ntp"] is None else HostTime(**told["ntp"])
-            found[agent.host] = compute_clock_offset(exchanges, own, there)
+                answer = agent.ask("clock")
+                took_ns = time.time_ns() - sent_ns
+                exchanges.append((took_ns / 2, answer["utc_ns"] - sent_ns - took_ns / 2))
+            there = None if answer["ntp"] is None else ClockOffset(**answer["ntp"])
+            found[agent.host] = compute_clock_offset(*min(exchanges), ntp_offset("lead", time.time_ns()), there)
         return found
 
     def count_cpu(self, here: EnergyAgent) -> dict[str, dict[str, float]]:
@@ -158,13 +155,12 @@ class HostAgents:
         return records, readings
 
     def __enter__(self) -> Self:
-        nodes = {node.host: node for node in (*self._testbed.computes, *self._testbed.storages) if node.is_remote}
         computing = {node.host for node in self._testbed.computes}
         storing = {node.host for node in self._testbed.storages}
         argv = [sys.executable, "-m", "harness.run.host_energy"]
         started: list[tuple[str, Child]] = []
         try:
-            for host, node in nodes.items():
+            for host, node in self._testbed.remotes.items():
                 (self._folder / host).mkdir(parents=True, exist_ok=True)
                 log = self._folder / host / "agent.log"
                 child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
@@ -185,10 +181,8 @@ class HostAgents:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        nodes = {node.host: node for node in (*self._testbed.computes, *self._testbed.storages) if node.is_remote}
+    def __exit__(self, *_: object) -> None:
+        nodes = self._testbed.remotes
 
         def end(agent: _HostAgent) -> None:
             agent.child.stop()
@@ -199,6 +193,27 @@ class HostAgents:
 
         with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(end, self._agents))
+
+
+def compute_clock_offset(
+    error_ns: float, offset_ns: float, here: ClockOffset | None, there: ClockOffset | None
+) -> HostClock:
+    """Return another host's clock minus this one's, by the quickest exchange with it or by what NTP says on both.
+
+    NTP has a smaller error than an exchange over SSH, half of whose round trip is the bound. It does not count where
+    the exchange contradicts it.
+
+    Args:
+        error_ns: bound of the exchange's error.
+        offset_ns: the other clock minus this one, by the exchange.
+        here: UTC minus this host's clock, as its NTP daemon or its kernel reports it.
+        there: UTC minus the other host's.
+    """
+    if here is not None and there is not None:
+        ntp_ns, ntp_error_ns = here.offset_ns - there.offset_ns, here.error_ns + there.error_ns
+        if abs(ntp_ns - offset_ns) <= ntp_error_ns + error_ns and ntp_error_ns < error_ns:
+            return HostClock(there.peer, ntp_ns / 1e6, ntp_error_ns / 1e6)
+    return HostClock("exchange over SSH", offset_ns / 1e6, error_ns / 1e6)
 
 
 def count_cpu(run_id: str, agent_pid: int | None) -> dict[str, float]:
@@ -274,9 +289,8 @@ class _Answering:
     def clock(self) -> object:
         """Return what the NTP daemon says of this clock, and the time by it."""
         own = ntp_offset(self._agent.node, time.time_ns())
-        told = None if own is None else {"source": own.peer, "offset_ns": own.offset_ns, "error_ns": own.error_ns}
         # Read again: the daemon takes a while to answer.
-        return {"ntp": told, "utc_ns": time.time_ns()}
+        return {"ntp": None if own is None else asdict(own), "utc_ns": time.time_ns()}
 
     def cpu(self) -> object:
         """Return what `count_cpu` counts on this host."""

@@ -116,36 +116,26 @@ def make_environments(experiment: Experiment, doing: Callable[[str], None]) -> N
 
     Raises TestbedError, which names the key and the script, when one cannot be made.
     """
-    environments = [(name, key, "environment", python_of) for name, key in environments_of(experiment).items()]
-    wanted = servers_of(experiment) if experiment.testbed.kind != "ssh" else {}
-    servers = [(name, key, "server", find_server) for name, key in wanted.items()]
-    for name, key, what, make in [*environments, *servers]:
-        doing(f"finding or making the {what} {name} (playbooks/{name}.sh)")
+    servers = servers_of(experiment) if experiment.testbed.kind != "ssh" else {}
+    for name, key in [*environments_of(experiment).items(), *servers.items()]:
+        doing(f"finding or making {name} (playbooks/{name}.sh)")
         try:
-            make(name)
+            find_or_make(name)
         except TestbedError as error:
             raise TestbedError(f"{key}: {error}") from error
 
 
-@cache
 def python_of(name: str | None) -> str:
-    """Return the path of an environment's Python; the environment is made where it is not there.
-
-    Without a name it is the harness's own Python. Raises TestbedError when the environment cannot be made.
-    """
-    return sys.executable if name is None else str(_make(name, "environment", Path.is_file))
+    """Return the path of an environment's Python, or without a name of the harness's own; raises as `find_or_make`."""
+    return sys.executable if name is None else str(find_or_make(name))
 
 
 @cache
-def find_server(name: str) -> Path:
-    """Return what `playbooks/NAME.sh` prints of a server, which it installs where it is not there.
+def find_or_make(name: str) -> Path:
+    """Return the path that `playbooks/NAME.sh` prints: of an environment's Python, or of a server.
 
-    Raises TestbedError when the server cannot be had.
+    The script makes or installs it where it is not there. Raises TestbedError when that fails.
     """
-    return _make(name, "server", Path.exists)
-
-
-def _make(name: str, what: str, is_there: Callable[[Path], bool]) -> Path:
     script = PLAYBOOKS / f"{name}.sh"
     # A session's own packages are not the environment's.
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -157,11 +147,11 @@ def _make(name: str, what: str, is_there: Callable[[Path], bool]) -> Path:
     how = f"run playbooks/{script.name} by itself, with a network"
     if output is None:
         raise TestbedError(f"playbooks/{script.name}: no end within {_MAKE_S:g} s; {how}")
-    made = Path(output.decode().strip())
-    if child.process.returncode or not is_there(made):
+    printed = output.decode().strip()
+    if child.process.returncode or not printed or not Path(printed).exists():
         status = f"exit status {child.process.returncode}"
-        raise TestbedError(f"playbooks/{script.name} made no {what}: {said or status}; {how}")
-    return made
+        raise TestbedError(f"playbooks/{script.name} failed: {said or status}; {how}")
+    return Path(printed)
 
 
 def describe_environments(experiment: Experiment) -> Provenance:
@@ -172,13 +162,10 @@ def describe_environments(experiment: Experiment) -> Provenance:
     found = {}
     for name in environments_of(experiment):
         argv = [python_of(name), "-m", "harness.results.provenance"]
-        variables = os.environ | {"PYTHONPATH": str(PLAYBOOKS.parent)}
-        with Child(argv, env=variables, stdin=subprocess.DEVNULL, keep_stderr=True) as child:
-            output = child.finish(_DESCRIBE_S)
-            said = child.stderr_lines(_LINES)
-        if output is None or child.process.returncode:
-            raise TestbedError(f"the environment {name} does not list its packages: {said or 'no answer'}")
-        record = json.loads(output)
+        try:
+            record = json.loads(Node("compute", "environments").run(argv, _DESCRIBE_S))
+        except TestbedError as error:
+            raise TestbedError(f"the environment {name} does not list its packages: {error}") from error
         found[f"{name}.python"] = record["packages"]["python"]
         for package, version in record["installed"]["packages"]["value"].items():
             found[f"{name}.{package}"] = {"value": version, "source": "importlib.metadata"}

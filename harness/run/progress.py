@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import mean
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -68,9 +67,7 @@ class RunProgress:
             self._beat.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._has_thread:
             self._beat.join()

@@ -6,8 +6,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import harness
@@ -22,27 +22,13 @@ LOOK_AGAIN_S = 0.02
 _PROC = Path("/proc")
 
 
-def run_environment(run_id: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def run_environment(run_id: str) -> dict[str, str]:
     """Return the environment of a run's process: the caller's, the run's id, and the caller's packages."""
-    environment = dict(os.environ if base is None else base)
-    environment[RUN_VARIABLE] = run_id
+    environment = {**os.environ, RUN_VARIABLE: run_id}
     packages = str(Path(harness.__file__).parent.parent)
     search_path = environment.get("PYTHONPATH", "").split(os.pathsep)
     environment["PYTHONPATH"] = os.pathsep.join([packages, *(p for p in search_path if p and p != packages)])
     return environment
-
-
-@contextmanager
-def children_marked(run_id: str) -> Iterator[None]:
-    """Let whatever starts processes of its own meanwhile start them as the run's."""
-    before = os.environ.get(RUN_VARIABLE)
-    os.environ[RUN_VARIABLE] = run_id
-    try:
-        yield
-    finally:
-        os.environ.pop(RUN_VARIABLE)
-        if before is not None:
-            os.environ[RUN_VARIABLE] = before
 
 
 def processes_of_run(run_id: str, namespaces: Iterable[Path] = ()) -> list[int]:
@@ -63,10 +49,8 @@ def kill_all(
 ) -> list[int]:
     """Kill the run's processes until none is left; return the ids of those that were killed.
 
-    `variable` is the one that names the run in their environment.
-
-    Raises:
-        TimeoutError: some were still there after `timeout_s`; the message names them.
+    `variable` is the one that names the run in their environment. Raises TimeoutError when some are still there after
+    `timeout_s`; the message names them.
     """
     belongs = _membership(run_id, namespaces, variable)
     deadline = time.monotonic() + timeout_s

@@ -39,8 +39,7 @@ def open_testbed(
         caches: what the kernel forgets before an epoch, see `harness.testbed.caches.drop_caches`.
         congestion: TCP's congestion control on both sides of a link.
 
-    Raises:
-        TestbedError: a permission, a tool or a device is missing; the message names it and the remedy.
+    Raises TestbedError when a permission, a tool or a device is missing; the message names it and the remedy.
     """
     # Imported where they are used: the reaper and the probe are processes of their own and must start quickly.
     if kind == "local" or (kind == "auto" and all(regime.is_local for regime in regimes)):

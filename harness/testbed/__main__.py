@@ -22,12 +22,10 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument(
         "--inventory", metavar="FILE", help="look at the hosts of an inventory, Ansible's or slurm:, and change nothing"
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("clean", help="remove the processes, mounts, namespaces and files of dead runs")
     for name, does in _PLAYBOOK_HELP.items():
         command = commands.add_parser(name, help=does, description=does)
         command.add_argument("--inventory", required=True, metavar="FILE", help="Ansible's inventory, or slurm:")
-        command.add_argument("--limit", default="", metavar="HOSTS", help="hosts or groups, separated by commas")
         if name == "collect":
             command.add_argument("folder", nargs="?", default="results", help="where results go (results)")
         elif name != "status":
@@ -36,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command in _PLAYBOOK_HELP:
             return _play(options)
-        return _doctor(options.inventory, as_json=options.json) if options.command == "doctor" else _clean()
+        return _doctor(options.inventory) if options.command == "doctor" else _clean()
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -55,9 +53,9 @@ def _play(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from harness.run.progress import RunProgress
-    from harness.testbed.hosts.claim import hosts_claimed
     from harness.testbed.hosts.inventory import Inventory
     from harness.testbed.hosts.playbook import run_playbook
+    from harness.testbed.hosts.preflight import hosts_claimed
 
     inventory = Inventory.load(options.inventory)
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}.get(options.command, "")
@@ -67,13 +65,13 @@ def _play(options: argparse.Namespace) -> int:
             if options.command == "collect":
                 from harness.run.hosts.bring_home import collect_hosts
 
-                print("\n".join(map(str, collect_hosts(inventory, Path(options.folder), progress, options.limit))))
+                print("\n".join(map(str, collect_hosts(inventory, Path(options.folder), progress))))
                 return 0
             if options.command != "status":
-                is_whole_up = options.command == "up" and not options.limit
-                stack.enter_context(hosts_claimed(inventory, options.command, progress, must_reach=is_whole_up))
+                is_up = options.command == "up"
+                stack.enter_context(hosts_claimed(inventory, options.command, progress, must_reach=is_up))
             check = getattr(options, "check", False)
-            result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
+            result = run_playbook(name, inventory, progress, check=check)
     except Interrupted as error:
         if options.command in ("status", "collect"):
             raise
@@ -89,9 +87,9 @@ def _play(options: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(inventory: str | None, *, as_json: bool) -> int:
+def _doctor(inventory: str | None) -> int:
     """Look at the hosts of an inventory, and return 1 where a run cannot work; without one, look at this machine."""
-    from harness.testbed.doctor import examine_machine, show, to_json
+    from harness.testbed.doctor import examine_machine, show
 
     if inventory is not None:
         from rich.console import Console
@@ -103,11 +101,8 @@ def _doctor(inventory: str | None, *, as_json: bool) -> int:
         hosts = Inventory.load(inventory)
         with RunProgress(Console(stderr=True)) as progress:
             found = examine_hosts(hosts, progress)
-        print(to_json(found) if as_json else show(found))
+        print(show(found))
         return int(any(finding.verdict == "fail" for finding in found))
-    if as_json:
-        print(to_json(list(examine_machine())))
-        return 0
     for finding in examine_machine():
         print(f"{'yes' if finding.verdict == 'ok' else 'no ':3}  {finding.what:30}  {finding.found}", flush=True)
     return 0

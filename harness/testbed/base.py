@@ -62,8 +62,7 @@ class Node:
     def fetch(self, there: Path, here: Path) -> None:
         """Copy the content of a folder of this node into the folder `here`; nothing where both are the same folder.
 
-        Raises:
-            TestbedError: the node is another host, and the folder cannot be copied.
+        Raises TestbedError when the node is another host, and the folder cannot be copied.
         """
         assert there == here, f"{self.host} sees the files of this process: {there} is not {here}"
 
@@ -71,8 +70,6 @@ class Node:
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: Path | int | None = None,
@@ -85,15 +82,12 @@ class Node:
 
         Args:
             argv: command and arguments.
-            env: its environment, to which the run's id is added; the caller's by default.
-            cwd: its working directory; the caller's by default.
             stdin: as `Child` takes it; empty by default.
             stdout: the same; the caller's by default.
             stderr: the same; the caller's by default.
             keep_stderr: whether stderr goes to a temporary file, for messages; false by default.
 
-        Raises:
-            TestbedError: a tool that starts it is not installed.
+        Raises TestbedError when a tool that starts it is not installed.
         """
         join = ["sh", "-c", _JOIN, str(self.memory_group / "cgroup.procs")] if self.memory_group else []
         enter = ["nsenter", f"--net={self.namespace}", "--"] if self.namespace else []
@@ -101,8 +95,7 @@ class Node:
             return Child(
                 argv,
                 prefix=[*join, *enter],
-                env=self._environment(env),
-                cwd=cwd,
+                env=self._environment(),
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
@@ -115,8 +108,8 @@ class Node:
                 "apt-get install util-linux"
             ) from error
 
-    def _environment(self, base: Mapping[str, str] | None) -> dict[str, str]:
-        environment = run_environment(self.run_id, base)
+    def _environment(self) -> dict[str, str]:
+        environment = run_environment(self.run_id)
         if (folder := self.folder).is_dir():
             # What processes leave in their temporary folder when they are killed goes with the run's own.
             temporary = folder / "tmp"
@@ -127,8 +120,7 @@ class Node:
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
         """Run a command on this node to its end and return its standard output.
 
-        Raises:
-            TestbedError: it failed or took longer than `timeout_s`; the message holds its standard error.
+        Raises TestbedError when it failed or took longer than `timeout_s`; the message holds its standard error.
         """
         with self.start(argv, stdout=subprocess.PIPE, keep_stderr=True) as child:
             return self._finish(child, argv, timeout_s)
@@ -149,12 +141,7 @@ def admin_path() -> str:
 
 
 def missing_tools(packages: Mapping[str, str], path: str | None = None) -> list[str]:
-    """Return which tools this machine lacks, each with the remedy.
-
-    Args:
-        packages: Debian's package of each tool.
-        path: where tools are; the PATH by default.
-    """
+    """Return which tools this machine lacks in a `path`, by default its PATH, each with its package of Debian."""
     return [
         f"{tool} is not installed: apt-get install {package}"
         for tool, package in packages.items()
@@ -215,13 +202,16 @@ class Testbed(ABC):
         """Part of every name that the testbed gives."""
         self._caches: Caches = caches
 
+    @property
+    def remotes(self) -> dict[str, Node]:
+        """One node of each other host, by the host's name; none on one machine."""
+        return {node.host: node for node in (*self.computes, *self.storages) if node.is_remote}
+
     def set_regime(self, regime: Regime, *, recalibrate: bool = False) -> None:
         """Give the link the regime's delay and rate; a local regime leaves it alone.
 
-        With `recalibrate` a link that was calibrated for this round trip is calibrated again.
-
-        Raises:
-            TestbedError: the testbed has no link, or the link is broken.
+        With `recalibrate` a link that was calibrated for this round trip is calibrated again. Raises TestbedError when
+        the testbed has no link, or the link is broken.
         """
         if not regime.is_local:
             assert self.link is not None
@@ -231,8 +221,7 @@ class Testbed(ABC):
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate; None for a local regime.
 
-        Raises:
-            TestbedError: the link does not answer.
+        Raises TestbedError when the link does not answer.
         """
 
     @abstractmethod
@@ -244,10 +233,8 @@ class Testbed(ABC):
         Of several compute nodes `node` sees it, and of several storage nodes it is that of `storage`. Where data is on
         two compute nodes, each sees `root` of the other one.
 
-        Every directory is listed before, so that attributes are known.
-
-        Raises:
-            MountError: the mount could not be made.
+        Every directory is listed before, so that attributes are known. Raises MountError when the mount could not be
+        made.
         """
 
     def require(self) -> None:

@@ -46,8 +46,7 @@ def drop_caches(root: Path, caches: Caches = "all", mounted: Sequence[Path] = ()
         How it was done: by `vm.drop_caches`, which also forgets directories and attributes, or `fadvise`, by advising
         each file's pages away, which leaves those. With `MAPPED_STAY` where mapped pages could not be paged out.
 
-    Raises:
-        OSError: a directory or file under `root` cannot be read.
+    Raises OSError when a directory or file under `root` cannot be read.
     """
     # Only clean pages can be dropped.
     os.sync()

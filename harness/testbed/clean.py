@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, kill_all
+from harness.testbed.link.namespace import run_in
 from harness.testbed.link.shaper import RECORD, restore
 from harness.testbed.memory import remove_memory_groups
 from harness.testbed.mounts.nfs import stop_nfs_server
@@ -22,8 +23,7 @@ def clean() -> list[str]:
     Returns:
         One line for each thing that was removed.
 
-    Raises:
-        TestbedError: something could not be removed; the message names it. Its record is kept for the next time.
+    Raises TestbedError when something could not be removed; the message names it. Its record is kept for the next time.
     """
     removed: list[str] = []
     problems: list[str] = []
@@ -48,8 +48,7 @@ def tear_down(names: RunNames) -> list[str]:
     Returns:
         One line for each thing that was removed.
 
-    Raises:
-        TestbedError: something could not be removed; the rest was.
+    Raises TestbedError when something could not be removed; the rest was.
     """
     removed: list[str] = []
     problems: list[str] = []
@@ -74,9 +73,7 @@ def tear_down(names: RunNames) -> list[str]:
             problems.append(f"mount {mount}: {error.strerror}")
     for path in names.namespace_paths:
         if path.exists():
-            problem = stop_nfs_server(path) or _delete_namespace(path)
-            removed += [] if problem else [f"namespace {path.name}"]
-            problems += [problem] if problem else []
+            attempt("namespace", partial(_delete_namespace, path))
     # Never through a mount that is still there: what lies behind it is the user's data.
     if names.folder.exists() and forgets and not mounts_below(names.folder):
         shutil.rmtree(names.folder)
@@ -86,6 +83,7 @@ def tear_down(names: RunNames) -> list[str]:
     return removed
 
 
-def _delete_namespace(path: Path) -> str | None:
-    done = subprocess.run(["ip", "netns", "delete", path.name], capture_output=True, text=True, check=False)
-    return f"namespace {path.name}: {done.stderr.strip()}" if done.returncode else None
+def _delete_namespace(path: Path) -> list[str]:
+    stop_nfs_server(path)
+    run_in(None, ["ip", "netns", "delete", path.name])
+    return [path.name]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import platform
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, TestbedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +36,6 @@ def show(findings: Sequence[HostFinding]) -> str:
             lines.append(f"{' ' * (widths[0] + 2)}→ {finding.remedy}")
     count = Counter(finding.verdict for finding in findings)
     return "\n".join([*lines, f"{count['fail']} fail, {count['warn']} warn, {count['ok']} ok"])
-
-
-def to_json(findings: Sequence[HostFinding]) -> str:
-    """Return findings as JSON, with the worst verdict."""
-    worst = max((f.verdict for f in findings), key=("ok", "warn", "fail").index, default="ok")
-    return json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}, indent=2)
 
 
 def examine_machine() -> Iterator[HostFinding]:
@@ -86,17 +78,16 @@ def _floor() -> HostFinding:
 
 def _device(ability: str, trial: Sequence[str], module: str) -> HostFinding:
     """Try something in a network namespace that ends with the trial."""
+    from harness.testbed.link.namespace import run_in
     from harness.testbed.unprivileged import namespace_obstacles
 
     if obstacles := namespace_obstacles():
         return _found(ability, obstacles, "")
     try:
-        done = subprocess.run(["unshare", "--net", "--", *trial], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return _found(ability, ["unshare is not installed: apt-get install util-linux"], "")
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return _found(ability, [f"{reason[0]} (modprobe {module} where the kernel has it as a module)"], "")
+        run_in(None, ["unshare", "--net", "--", *trial])
+    except TestbedError as error:
+        reason = str(error).splitlines()[-1]
+        return _found(ability, [f"{reason} (modprobe {module} where the kernel has it as a module)"], "")
     return _found(ability, [], "the kernel has it")
 
 

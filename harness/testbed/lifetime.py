@@ -26,8 +26,7 @@ END_S = 20.0
 class Lifetime:
     """A run's record and its reaper; closing removes everything that carries the run's id.
 
-    Raises:
-        TestbedError: the run cannot be registered, or something of it could not be removed.
+    Raises TestbedError when the run cannot be registered, or something of it could not be removed.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -56,8 +55,7 @@ class Lifetime:
     def wait_guarded(self) -> None:
         """Wait until the reaper would remove everything if this process were killed.
 
-        Raises:
-            TestbedError: the reaper did not start.
+        Raises TestbedError when the reaper did not start.
         """
         try:
             self._reaper.ready(START_S)

@@ -18,8 +18,7 @@ from harness.testbed.mounts.remote_mounts import list_tree
 class LocalTestbed(Testbed):
     """Runs every process on this machine itself; needs no permission, and knows local regimes only.
 
-    Raises:
-        TestbedError: a regime needs a link, or the run cannot be registered.
+    Raises TestbedError when a regime needs a link, or the run cannot be registered.
     """
 
     kind: Literal["local"] = "local"
@@ -74,8 +73,7 @@ class LocalTestbed(Testbed):
 def local_mount(compute: Node, root: Path) -> Iterator[Mount]:
     """Yield a directory of the compute node itself, its tree listed as a remote mount's is.
 
-    Raises:
-        MountError: `root` is no directory, or cannot be listed.
+    Raises MountError when `root` is no directory, or cannot be listed.
     """
     if not compute.is_remote and not root.is_dir():
         raise MountError(f"{root}: expected a directory to read from")

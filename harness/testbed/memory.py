@@ -78,9 +78,8 @@ def limited_memory(
 
     It is for all processes of the cell, or for the daemons of the loader `daemons_of` alone; a cell may have both.
 
-    Raises:
-        TestbedError: the group cannot be made; the message says where, why and what to do.
-        MemoryLimitError: the kernel killed a process of the group, whatever became of the cell.
+    Raises TestbedError when the group cannot be made; the message says where, why and what to do. Raises
+    MemoryLimitError when the kernel killed a process of the group, whatever became of the cell.
     """
     parent = memory_parent()
     record = names.folder / _RECORDS[daemons_of is not None]
@@ -106,8 +105,7 @@ def limited_memory(
 def remove_memory_groups(folder: Path) -> list[str]:
     """Remove the groups that the records in a dead run's folder name; return their paths.
 
-    Raises:
-        TestbedError: one cannot be removed.
+    Raises TestbedError when one cannot be removed.
     """
     removed = []
     for record in _RECORDS:
@@ -137,8 +135,7 @@ def memory_obstacles() -> list[str]:
 def memory_parent(proc: Path = _PROC) -> MemoryGroup:
     """Return the group below which a group with a memory limit can be made; `proc` is this process's folder there.
 
-    Raises:
-        TestbedError: there is none, or none that this process may write; the message names it and the remedy.
+    Raises TestbedError when there is none, or none that this process may write; the message names it and the remedy.
     """
     groups = dict(_own_groups(proc))
     if "memory" in groups:

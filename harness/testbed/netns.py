@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -11,12 +10,12 @@ from typing import Literal
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.system.process import children_marked
 from harness.testbed.base import Mount, Node, ProbeResult, Testbed, missing_tools
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
 from harness.testbed.link.measure.probe import probe_nodes
+from harness.testbed.link.namespace import run_in
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mounts.nfs import nfs_obstacles
@@ -43,16 +42,9 @@ def netns_obstacles() -> list[str]:
 
 
 class NetnsTestbed(Testbed):
-    """Two network namespaces of this machine, named by the run's id, that see one file system.
+    """Two network namespaces of this machine, named by the run's id, that see one file system; see `open_testbed`.
 
-    Args:
-        run_id: 1 to 32 letters and digits.
-        link_kind: how the link is emulated.
-        caches: what the kernel forgets before an epoch.
-        congestion: TCP's congestion control on both sides of the link, of those that the kernel has.
-
-    Raises:
-        TestbedError: something is missing; the message names it and the remedy. Nothing is left behind.
+    Raises TestbedError when something is missing; the message names it and the remedy. Nothing is left behind.
     """
 
     kind: Literal["netns"] = "netns"
@@ -74,7 +66,8 @@ class NetnsTestbed(Testbed):
             stack.callback(self._lifetime.close)
             names = self._lifetime.names
             self._storage_ns, self._compute_ns = map(str, names.namespace_paths)
-            _add_namespaces(names.namespace("storage"), names.namespace("compute"))
+            for role in ("storage", "compute"):
+                run_in(None, ["ip", "netns", "add", names.namespace(role)])
             self.storage = Node("storage", run_id, STORAGE_ADDRESS, INTERFACE, self._storage_ns)
             self.compute = Node("compute", run_id, COMPUTE_ADDRESS, INTERFACE, self._compute_ns)
             self.computes, self.storages = (self.compute, replace(self.storage, role="compute")), (self.storage,)
@@ -137,8 +130,7 @@ class NetnsTestbed(Testbed):
         self._stack.close()
 
     def _open_link(self) -> Link:
-        with children_marked(self.run_id):
-            link = open_link(self._storage_ns, self._compute_ns, kind=self._link_kind)
+        link = open_link(self._storage_ns, self._compute_ns, kind=self._link_kind, run_id=self.run_id)
         if self._congestion != CONGESTION_CONTROL:
             try:
                 for namespace in (self._storage_ns, self._compute_ns):
@@ -151,10 +143,3 @@ class NetnsTestbed(Testbed):
     def _close_link(self) -> None:
         # The link that is there by then: it may have been made again.
         self.link.close()
-
-
-def _add_namespaces(*names: str) -> None:
-    for name in names:
-        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise TestbedError(f"ip netns add {name}: {done.stderr.strip()}; it needs CAP_SYS_ADMIN (root)")

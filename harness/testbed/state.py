@@ -64,8 +64,7 @@ class RunState:
     def create(cls, run_id: str) -> RunState:
         """Register a run whose owner is this process.
 
-        Raises:
-            TestbedError: the id is not 1 to 32 letters and digits, is in use, or the state cannot be written.
+        Raises TestbedError when the id is not 1 to 32 letters and digits, is in use, or the state cannot be written.
         """
         if not RUN_ID.fullmatch(run_id):
             raise TestbedError(f"run id {run_id!r}: expected 1 to 32 letters and digits")
@@ -160,8 +159,7 @@ def living_runs() -> set[str]:
 def state_root() -> Path:
     """Return the directory of all states, made if need be: private to this user, and gone after a reboot.
 
-    Raises:
-        TestbedError: it cannot be made, or belongs to someone else.
+    Raises TestbedError when it cannot be made, or belongs to someone else.
     """
     if os.geteuid() == 0:
         root = Path("/run/joulefeed")

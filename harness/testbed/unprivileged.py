@@ -18,12 +18,9 @@ _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 
 
 def reexec_unprivileged(argv: Sequence[str]) -> None:
-    """Replace this process by `argv` as root of a user namespace, where it lacks root and the machine permits.
+    """Replace this process, started by `argv`, by itself as root of a user namespace, where it lacks root.
 
     Returns only where that is not needed or not possible; opening a testbed then says what is missing.
-
-    Args:
-        argv: the command that this process was started with.
     """
     if not namespace_obstacles() or INSIDE_VARIABLE in os.environ or os.geteuid() == 0:
         return

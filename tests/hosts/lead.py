@@ -5,8 +5,6 @@ python -m tests.hosts.lead +experiment=smoke testbed=ssh testbed.inventory=/tmp/
 
 from __future__ import annotations
 
-import shlex
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,37 +12,23 @@ from types import SimpleNamespace
 import yaml
 
 from harness import cli
-from harness.config.validation import parse
 from harness.run.hosts import controller
 from harness.system.program import run_program
-from harness.testbed.hosts import claim
-from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.hosts import preflight
+from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory, _hosts
 from tests.hosts.init import ADMIN
 from tests.hosts.namespaces import Hosts
 
 _WRITE = 'umask 077 && mkdir -p "$(dirname "$0")" && printf "%s\\n" "$1" >"$0"'
 
 
-def inventory_of(hosts: Hosts, source: Path | None = None) -> Inventory:
-    """Return the inventory of namespace hosts, or a file with some of them, without asking Ansible."""
-    source = source or hosts.inventory
-    groups = {name: list(of["hosts"]) for name, of in yaml.safe_load(source.read_text())["all"]["children"].items()}
-    found = []
-    for name in dict.fromkeys(name for role in ("compute", "storage", "control", "tsdb") for name in groups[role]):
-        variables = {
-            "ansible_host": hosts.address(name),
-            "ansible_user": ADMIN,
-            "ansible_ssh_private_key_file": str(hosts.key),
-            "ansible_ssh_common_args": shlex.join(hosts.ssh_options()),
-            "joulefeed_data_interface": "data0",
-            "joulefeed_data_address": hosts.data_address(name),
-            "joulefeed_python": sys.executable,
-        }
-        if hosts.link_socket is not None:
-            variables["joulefeed_link_socket"] = str(hosts.link_socket)
-        roles = tuple(role for role in ("control", "storage", "compute", "tsdb") if name in groups[role])
-        found.append(parse(Host, {**variables, "name": name, "roles": roles}, name))
-    return Inventory(str(source), tuple(found))
+def inventory_of(source: Path) -> Inventory:
+    """Return the inventory in a file that `Hosts.describe` described, without asking Ansible."""
+    everything = yaml.safe_load(source.read_text())["all"]
+    groups = {name: {"hosts": list(of["hosts"])} for name, of in everything["children"].items()}
+    names = {name for group in groups.values() for name in group["hosts"]}
+    variables = {name: everything["vars"] | own for name, own in everything["hosts"].items() if name in names}
+    return Inventory(str(source), _hosts({"_meta": {"hostvars": variables}, **groups}, str(source)))
 
 
 def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
@@ -63,8 +47,8 @@ def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
 def main() -> int:
     """Run `python -m harness` on namespace hosts that are set up already; testbed.inventory names theirs."""
     controller._set_up = lambda inventory, progress, is_kept: nullcontext()
-    claim.find_obstacles = lambda inventory, progress: []
-    controller.Inventory = SimpleNamespace(load=lambda path: inventory_of(Hosts.of(Path(path)), Path(path)))
+    preflight.find_obstacles = lambda inventory, progress: []
+    controller.Inventory = SimpleNamespace(load=lambda path: inventory_of(Path(path)))
     return cli.main()
 
 

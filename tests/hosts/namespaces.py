@@ -27,7 +27,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.link.socket_link import ask, set_regime
+from harness.testbed.link.socket_link import ask
 from joulefeed.child import Child, ChildError
 from tests.hosts import snapshot, vm
 from tests.hosts.init import ADMIN
@@ -142,7 +142,7 @@ class Hosts:
     def set_regime(self, regime: Regime) -> None:
         """Set the delay line between the sites."""
         assert self.link_socket is not None
-        set_regime(self.link_socket, regime)
+        ask(self.link_socket, "set", regime=regime.model_dump())
 
     def snapshot(self, host: str) -> snapshot.Snapshot:
         """Describe what a host has: files that differ from a new host's machine, processes, mounts, networks, users."""

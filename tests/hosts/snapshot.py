@@ -53,6 +53,8 @@ CHANGING_SYSCTLS = (
     *("kernel.random.", "fs.", "kernel.pty.nr", "kernel.ns_last_pid", "kernel.sched_domain", "dev."),
     *("kernel.threads-max", "net.ipv4.inet_peer_threshold", "net.ipv4.tcp_mem", "net.ipv4.udp_mem"),
     *("vm.min_free_kbytes", "vm.user_reserve_kbytes"),
+    # The machine has this one for all its namespaces, and other tests widen it for a moment.
+    "net.ipv4.tcp_allowed_congestion_control",
 )
 
 

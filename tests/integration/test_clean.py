@@ -35,9 +35,10 @@ near = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)
 testbed = open_testbed("netns", sys.argv[1], [near])
 testbed.set_regime(near)
 with testbed.mount(Path(sys.argv[2]), near) as mount:
-    read = "setsid sleep 92 & exec 3<.; while :; do cat */* >/dev/null; done"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    cell = testbed.compute.start(["sh", "-c", read], cwd=mount.path, **quiet)
+    read = "cd $0; echo in; exec >/dev/null; setsid sleep 92 & exec 3<.; while :; do cat */* >/dev/null; done"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    cell = testbed.compute.start(["sh", "-c", read, str(mount.path)], **pipes)
+    assert cell.read_line(10) == b"in"
     print(json.dumps({"reaper": testbed._lifetime.reaper_pid, "relay": testbed.link.pid}), flush=True)
     time.sleep(600)
 """

@@ -97,7 +97,7 @@ def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
     storage, compute = namespaces
 
     with probe_server(Node("storage", "linktest", STORAGE_ADDRESS, namespace=storage)) as port:
-        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, port, regime)
+        return probe(Node("compute", "linktest", namespace=compute), STORAGE_ADDRESS, port, regime)
 
 
 def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from uuid import uuid4
@@ -94,7 +95,9 @@ def test_missing_directory_is_named(testbed, tmp_path):
 
 def test_mount_is_taken_away_while_a_process_still_reads_it(testbed, tree):
     with testbed.mount(tree, NEAR) as mount:
-        reader = testbed.compute.start(["sleep", "93"], cwd=mount.path)
+        stay = ["sh", "-c", "cd $0 && echo in && exec sleep 93", str(mount.path)]
+        reader = testbed.compute.start(stay, stdout=subprocess.PIPE)
+        assert reader.read_line(10) == b"in"
         point = mount.path
     assert mounts_below(point) == []
     reader.stop()

@@ -40,19 +40,18 @@ def test_regime_with_a_link_is_refused_by_name(run_id):
     assert not RunNames(run_id, state_root()).state_file.exists()
 
 
-def test_mount_is_the_directory_itself(run_id, tmp_path):
-    with open_testbed("local", run_id, [LOCAL]) as testbed, testbed.mount(tmp_path, LOCAL) as mount:
-        assert (mount.path, mount.kind) == (tmp_path, "local")
+def test_mount_is_the_directory_itself_and_a_missing_one_is_named(run_id, tmp_path):
+    with open_testbed("local", run_id, [LOCAL]) as testbed:
+        with testbed.mount(tmp_path, LOCAL) as mount:
+            assert (mount.path, mount.kind) == (tmp_path, "local")
+        with pytest.raises(MountError, match="missing"):
+            testbed.mount(tmp_path / "missing", LOCAL).__enter__()
 
 
-def test_mount_of_a_missing_directory_names_it(run_id, tmp_path):
-    missing = tmp_path / "missing"
-    with open_testbed("local", run_id, [LOCAL]) as testbed, pytest.raises(MountError, match="missing"):
-        testbed.mount(missing, LOCAL).__enter__()
-
-
-def test_closing_ends_processes_and_removes_the_record(run_id):
+def test_the_same_run_id_cannot_be_opened_twice_and_closing_ends_processes_and_removes_the_record(run_id):
     testbed = open_testbed("local", run_id, [LOCAL])
+    with pytest.raises(TestbedError, match="in use"):
+        open_testbed("local", run_id, [LOCAL])
     with testbed.compute.start(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as child:
         assert child.read_line(10) == b"up"
     testbed.close()
@@ -61,11 +60,6 @@ def test_closing_ends_processes_and_removes_the_record(run_id):
     names = RunNames(run_id, state_root())
     assert not names.state_file.exists()
     assert not names.folder.exists()
-
-
-def test_the_same_run_id_cannot_be_opened_twice(run_id):
-    with open_testbed("local", run_id, [LOCAL]), pytest.raises(TestbedError, match="in use"):
-        open_testbed("local", run_id, [LOCAL])
 
 
 def test_closing_ends_a_reaper_that_was_stopped(run_id):

@@ -38,22 +38,6 @@ def owner(root):
     process.communicate()
 
 
-@pytest.mark.process
-def test_record_of_a_living_owner_is_not_abandoned(owner):
-    assert list(abandoned_runs()) == []
-
-
-@pytest.mark.process
-def test_record_of_a_killed_owner_is_abandoned_and_can_be_forgotten(owner, root):
-    owner.kill()
-    owner.wait()
-    (found,) = abandoned_runs()
-    assert found.names.run_id == "owner1"
-    found.forget()
-    assert not found.names.state_file.exists()
-    assert list(abandoned_runs()) == []
-
-
 def test_waiting_for_a_cleaned_run_ends_without_its_state(root):
     held = RunState.create("gone")
     names = held.names
@@ -102,12 +86,16 @@ def test_state_root_open_to_others_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_a_run_is_told_as_living_while_its_owner_lives_and_looking_takes_nothing(root, owner):
-    assert living_runs() == {"owner1"}
+def test_a_run_is_living_while_its_owner_lives_then_abandoned_until_it_is_forgotten(root, owner):
+    assert (living_runs(), list(abandoned_runs())) == ({"owner1"}, [])
     mine = RunState.create("mine1")
     assert living_runs() == {"owner1", "mine1"}
     mine.forget()
     owner.kill()
     owner.wait()
     assert living_runs() == set()
-    assert [state.names.run_id for state in abandoned_runs()] == ["owner1"]
+    (found,) = abandoned_runs()
+    assert found.names.run_id == "owner1"
+    found.forget()
+    assert not found.names.state_file.exists()
+    assert list(abandoned_runs()) == []

@@ -19,17 +19,11 @@ from harness.testbed.unprivileged import (
 pytestmark = pytest.mark.process
 
 
-def test_process_that_may_make_namespaces_goes_on_as_it_is(monkeypatch):
-    monkeypatch.setattr(unprivileged, "namespace_obstacles", list)
-    replaced = []
-    monkeypatch.setattr(os, "execvpe", lambda *_: replaced.append(_))
-    reexec_unprivileged(["true"])
-    assert not replaced
-
-
-def test_process_inside_is_not_nested_again(monkeypatch):
-    monkeypatch.setenv(unprivileged.INSIDE_VARIABLE, "1")
-    monkeypatch.setattr(unprivileged, "namespace_obstacles", lambda: ["still no permission"])
+@pytest.mark.parametrize(("obstacles", "inside"), [([], False), (["still no permission"], True)])
+def test_process_that_may_make_namespaces_or_is_inside_goes_on_as_it_is(monkeypatch, obstacles, inside):
+    if inside:
+        monkeypatch.setenv(unprivileged.INSIDE_VARIABLE, "1")
+    monkeypatch.setattr(unprivileged, "namespace_obstacles", lambda: obstacles)
     replaced = []
     monkeypatch.setattr(os, "execvpe", lambda *_: replaced.append(_))
     reexec_unprivileged(["true"])

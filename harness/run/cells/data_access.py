@@ -63,21 +63,8 @@ def open_access(
     the cell's `folder`. `nodes` are those that train; by default the compute node alone.
     """
     nodes = tuple(dict.fromkeys(nodes)) or (testbed.compute,)
-    if loader.reads == "stream":
-        return _served(data, testbed, loader, regime, stack, folder, memory, nodes)
-    return {node: _mounted(data, testbed, regime, stack, node) for node in nodes}
-
-
-def _served(
-    data: StoredData,
-    testbed: Testbed,
-    loader: LoaderSpec,
-    regime: Regime,
-    stack: ExitStack,
-    folder: Path,
-    memory: MemoryGroup | None,
-    nodes: Sequence[Node],
-) -> dict[Node, DataAccess]:
+    if loader.reads != "stream":
+        return {node: _mounted(data, testbed, regime, stack, node) for node in nodes}
     placed, served_folder = data.opened.placed, data.opened.served_to(loader)
     has_form = loader.daemon["module"] in data.opened.forms
     owners = {"compute": testbed.compute}

@@ -11,7 +11,6 @@ import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -121,8 +120,6 @@ class CellProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         # A cell that is done exits by itself at the end of its stdin; one that was cut short is signalled at once.
         self._child.stop(eof_s=_EXIT_S if kind is None else 0)

@@ -97,7 +97,7 @@ def send_spec(node: Node, spec: CellSpec) -> CellSpec:
     if not isinstance(node, RemoteNode):
         return spec
     assert spec.ranks is not None, "a cell of one process is on the lead"
-    there = _folder_there(node, spec.ranks.rank)
+    there = folder_there(node, spec.ranks.rank)
     node.run(["sh", "-euc", 'rm -rf "$0"; mkdir -m 700 "$0" "$0/out"', str(there)])
     with TemporaryDirectory(prefix="joulefeed-rank-") as name:
         shutil.copy(spec.samples, Path(name, _SAMPLES))
@@ -117,14 +117,8 @@ def send_spec(node: Node, spec: CellSpec) -> CellSpec:
     )
 
 
-def fetch_files(nodes: Sequence[Node], folders: Sequence[Path]) -> None:
-    """Bring what ranks on other hosts have written into their folders here. Raises TestbedError when it cannot."""
-    for rank, (node, folder) in enumerate(zip(nodes, folders, strict=True)):
-        if node.is_remote:
-            node.fetch(_folder_there(node, rank) / "out", folder)
-
-
-def _folder_there(node: Node, rank: int) -> Path:
+def folder_there(node: Node, rank: int) -> Path:
+    """Return the folder of a rank on another host; `in` has what it reads, `out` what it writes."""
     return node.folder / f"rank-{rank}"
 
 

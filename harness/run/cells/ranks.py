@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cells.process import CellProcess, ProcessEnded
-from harness.run.cells.rank_files import fetch_files
+from harness.run.cells.rank_files import folder_there
 from harness.run.prepare import python_of
 from harness.testbed.base import Node
 from harness.testbed.hosts.connection import LOST
@@ -75,10 +74,10 @@ class CellRanks:
 
     def fetch_files(self) -> None:
         """Bring what ranks on other hosts, which are done, have written. Raises CellError or TestbedError."""
-        for process, node in zip(self._processes, self._nodes, strict=True):
+        for rank, node in enumerate(self._nodes):
             if node.is_remote:
-                process.wait_ended()
-        fetch_files(self._nodes, [log.parent for log in self._logs])
+                self._processes[rank].wait_ended()
+                node.fetch(folder_there(node, rank) / "out", self._logs[rank].parent)
 
     def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
         """Return the next state that all ranks have reached, or the progress of one; samples count all ranks.
@@ -190,10 +189,8 @@ class CellRanks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *of: Any) -> None:
+        self._stack.__exit__(*of)
 
 
 def _is_cause(error: CellError) -> bool:

@@ -23,24 +23,14 @@ _DAYS: Final = 7
 """How old the entries of journals may be that are brought home."""
 
 
-def collect_hosts(inventory: Inventory, results_dir: Path, progress: PlaybookProgress, limit: str = "") -> list[Path]:
+def collect_hosts(inventory: Inventory, results_dir: Path, progress: PlaybookProgress) -> list[Path]:
     """Copy each run on the lead into `results_dir`, with the logs, spools and provenance of each host in it.
 
-    Nothing is removed on a host. Where the lead has no run, a new folder has what the hosts have.
+    Nothing is removed on a host. Where the lead has no run, a new folder has what the hosts have. Returns the folders,
+    the newest last.
 
-    Args:
-        inventory: the hosts.
-        results_dir: folder of results folders.
-        progress: shows each host's tasks.
-        limit: hosts or groups, as ansible-playbook takes them; all by default.
-
-    Returns:
-        The folders, the newest last.
-
-    Raises:
-        TestbedError: a host cannot be reached or its files cannot be packed; files of the others are home.
-        ResultsError: a process has the folder of a run at home.
-        Interrupted: a signal came.
+    Raises TestbedError when a host cannot be reached or its files cannot be packed; files of the others are home.
+    Raises ResultsError when a process has the folder of a run at home, Interrupted when a signal comes.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     failure = None
@@ -48,7 +38,7 @@ def collect_hosts(inventory: Inventory, results_dir: Path, progress: PlaybookPro
         packed = Path(temporary)
         try:
             variables = {"collect_to": str(packed.absolute()), "collect_days": _DAYS}
-            run_playbook("collect.yml", inventory, progress, variables=variables, limit=limit)
+            run_playbook("collect.yml", inventory, progress, variables=variables)
         except TestbedError as error:
             failure = error
         hosts = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,9 +20,9 @@ from harness.run.driver import check, hosts_of_run
 from harness.run.host_energy import read_token
 from harness.run.hosts.lead import FOLDER, HOSTS_DATA, HOSTS_RESULTS, show
 from harness.run.progress import RunProgress
-from harness.testbed.hosts.claim import hosts_claimed
-from harness.testbed.hosts.connection import LOST, RemoteNode, reach
+from harness.testbed.hosts.connection import LOST, RemoteNode, beating, reach
 from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Inventory
+from harness.testbed.hosts.preflight import hosts_claimed
 from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, STOP, RemoteCommand
 from joulefeed.calls import CallError, request, wait_answer
 from joulefeed.child import Child, ChildError
@@ -49,10 +48,8 @@ def run_on_hosts(
     """Run (or resume) an experiment on several hosts, as `harness.run.driver.measure` does on one machine.
 
     Returns what `report_on` makes of the results folder and the number of failed cells, as soon as they are home: they
-    have their report even where the hosts cannot be taken back.
-
-    Raises:
-        HarnessError: the run cannot start or go on. A failed cell does not raise; the others are run.
+    have their report even where the hosts cannot be taken back. Raises HarnessError when the run cannot start or go on.
+    A failed cell does not raise; the others are run.
     """
     check(experiment, cfg)
     assert experiment.testbed.inventory is not None
@@ -120,8 +117,7 @@ class _Lead:
         self._resumed = resumed
         self._run_id = uuid4().hex[:8]
         self._child: Child | None = None
-        self._over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="lease of the lead", daemon=True)
+        self._heartbeats = ExitStack()
         self._folder: Path | None = None
 
     def __enter__(self) -> _Lead:
@@ -140,13 +136,11 @@ class _Lead:
             silence_s=SILENCE_S,
         )
         self._child = self._connection.start(order, keep_stderr=True)
-        self._beating.start()
+        self._heartbeats.enter_context(beating(self._beat, _BEAT_S))
         return self
 
     def __exit__(self, *of: object) -> None:
-        self._over.set()
-        if self._beating.is_alive():
-            self._beating.join()
+        self._heartbeats.close()
         if self._child is not None:
             self._child.stop(eof_s=_END_S)
 
@@ -259,7 +253,6 @@ class _Lead:
         return line.decode()
 
     def _beat(self) -> None:
-        while not self._over.wait(_BEAT_S):
-            with suppress(ChildError, OSError):
-                if self._child is not None:
-                    self._child.send(BEAT)
+        with suppress(ChildError, OSError):
+            if self._child is not None:
+                self._child.send(BEAT)

@@ -10,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic_core import to_jsonable_python
 
 from harness.config.specs import Experiment
 from harness.errors import CellError, HarnessError
@@ -48,13 +48,7 @@ class _RelayedDisplay:
     def __getattr__(self, name: str) -> Any:
         if name not in _SHOWN:
             raise AttributeError(name)
-        return lambda *arguments: self._report(name, *map(_to_plain, arguments))
-
-
-def _to_plain(value: object) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return [_to_plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return lambda *arguments: self._report(name, *map(to_jsonable_python, arguments))
 
 
 def _to_cells(value: Any) -> Any:
@@ -79,19 +73,10 @@ def _measure(
     ssh_config: str,
     token: str | None,
 ) -> int:
-    """Run what the controller asks for.
+    """Run what the controller asks for; returns how many cells failed.
 
-    Args:
-        report: reports progress to the controller.
-        run_id: of the run.
-        config: the composed config, as YAML.
-        inventory: the hosts, as `Inventory.to_json` writes them.
-        command: what the user typed.
-        ssh_config: how the other hosts are reached from here.
-        token: of the time-series server; None without one.
-
-    Returns:
-        How many cells failed.
+    `report` reports progress to the controller. `config` is YAML, and `inventory` as `Inventory.to_json` writes it. The
+    other hosts are reached by `ssh_config`. `token` is that of the time-series server.
     """
     if token:
         os.environ[TOKEN_VARIABLE] = token

@@ -8,14 +8,14 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, cast
 
 from harness.errors import TestbedError
-from harness.system.process import run_environment
 from harness.testbed.base import Node
 from harness.testbed.hosts.inventory import Host
 from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, RemoteCommand
@@ -23,7 +23,7 @@ from joulefeed.child import Child, ChildError
 
 CONNECT_S: Final = 10
 START_S: Final = 120.0
-"""A slow host takes a while to start Python and a reaper."""
+"""A slow host takes a while to log in, and to start Python and a reaper."""
 END_S: Final = 40.0
 """What the removal of a run may take: it kills processes, and they may hang in a mount."""
 COPY_S: Final = 60.0
@@ -71,22 +71,13 @@ class HostConnection:
     ) -> Child:
         """Start the supervisor and give it an order; the first connection is the `master` of the others.
 
-        Raises:
-            TestbedError: ssh is not installed, or cannot be started.
+        Raises TestbedError when it cannot be started.
         """
         is_root_here = not self.destination and os.geteuid() == 0
         there = [*(() if is_root_here else ("sudo", "-n")), self.python, "-m", MODULE]
-        try:
-            child = Child(
-                self.command(there, is_master=is_master),
-                env=run_environment(order.run_id),
-                stdout=stdout,
-                stderr=stderr,
-                keep_stderr=keep_stderr,
-                killed_with_parent=True,
-            )
-        except FileNotFoundError as error:
-            raise TestbedError(f"{error.filename} is not there: apt-get install openssh-client util-linux") from error
+        command, pipe = self.command(there, is_master=is_master), subprocess.PIPE
+        here = Node("compute", order.run_id)
+        child = here.start(command, stdin=pipe, stdout=stdout, stderr=stderr, keep_stderr=keep_stderr)
         # An ssh that has ended already says why where its output or status is read.
         with suppress(ChildError):
             child.send(order.to_line())
@@ -105,11 +96,28 @@ def reach(host: Host) -> HostConnection:
     return HostConnection(host.name, destination, socket, host.python)
 
 
+@contextmanager
+def beating(beat: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Call `beat` every so many seconds, in a thread, while the context lasts."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every_s):
+            beat()
+
+    thread = threading.Thread(target=run, name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 class Lease:
     """A run's record on another host: as long as `beat` is called, and the host can be reached.
 
-    Raises:
-        TestbedError: the host cannot be reached, or does not start the supervisor.
+    Raises TestbedError when the host cannot be reached, or does not start the supervisor.
     """
 
     def __init__(self, connection: HostConnection, run_id: str) -> None:
@@ -122,8 +130,7 @@ class Lease:
     def wait_ready(self) -> Mapping[str, object]:
         """Wait until the host has the run's record; returns its folder, hostname and boot id.
 
-        Raises:
-            TestbedError: it does not.
+        Raises TestbedError when it does not.
         """
         try:
             return self._child.ready(START_S)
@@ -152,8 +159,7 @@ class Lease:
     def close(self) -> None:
         """Have the host remove all that the run has there; closing twice is harmless.
 
-        Raises:
-            TestbedError: it could not, or the host is lost: its own lease removes it there.
+        Raises TestbedError when it could not, or the host is lost: its own lease removes it there.
         """
         status = self._child.stop(eof_s=0.0 if self.lost else END_S, term_s=1.0)
         if self.lost is None and status:
@@ -183,18 +189,13 @@ class RemoteNode(Node):
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int | None = None,
         stderr: Path | int | None = None,
         keep_stderr: bool = False,
     ) -> Child:
-        """Start a process on that host, as `Node.start` does; `env` is what it has beside that host's own.
-
-        This process's interpreter stands for that host's.
-        """
-        order = self._order(argv, env=env, cwd=cwd, stdin="pipe" if stdin == subprocess.PIPE else "null")
+        """Start a process on that host, as `Node.start` does; this process's interpreter stands for that host's."""
+        order = self._order(argv, gets_input=stdin == subprocess.PIPE)
         return self.connection.start(order, stdout=stdout, stderr=stderr, keep_stderr=keep_stderr)
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
@@ -206,8 +207,7 @@ class RemoteNode(Node):
     def fetch(self, there: Path, here: Path) -> None:
         """Copy the content of a folder of that host into the folder `here`.
 
-        Raises:
-            TestbedError: it cannot be copied.
+        Raises TestbedError when it cannot be copied.
         """
         order = self._order(["tar", "-C", str(there), "-cf", "-", "."], linger_s=COPY_S)
         with self.connection.start(order, keep_stderr=True) as child:
@@ -221,10 +221,10 @@ class RemoteNode(Node):
     def send(self, here: Path, there: Path) -> None:
         """Copy the content of the folder `here` into a folder of that host, which is made; others cannot read it.
 
-        Raises:
-            TestbedError: it cannot be copied.
+        Raises TestbedError when it cannot be copied.
         """
-        order = self._order(["sh", "-c", 'umask 077 && mkdir -p "$0" && tar -C "$0" -xpf -', str(there)], stdin="pipe")
+        unpack = 'umask 077 && mkdir -p "$0" && tar -C "$0" -xpf -'
+        order = self._order(["sh", "-c", unpack, str(there)], gets_input=True)
         with self.connection.start(order, keep_stderr=True) as child:
             try:
                 with tarfile.open(fileobj=cast(IO[bytes], _Pipe(child.input_fd)), mode="w|") as archive:
@@ -233,24 +233,11 @@ class RemoteNode(Node):
                 raise TestbedError(f"host {self.host}: {there}: {child.stderr_lines(1) or error}") from error
             self._finish(child, order.argv, COPY_S)
 
-    def _order(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-        stdin: str = "null",
-        linger_s: float = 0.0,
-    ) -> RemoteCommand:
+    def _order(self, argv: Sequence[str], *, gets_input: bool = False, linger_s: float = 0.0) -> RemoteCommand:
         is_python = argv[0] == sys.executable
+        there = tuple(argv[1:] if is_python else argv)
         return RemoteCommand(
-            run_id=self.run_id,
-            argv=tuple(argv[1:] if is_python else argv),
-            is_python=is_python,
-            env=env or {},
-            cwd=None if cwd is None else str(cwd),
-            stdin="pipe" if stdin == "pipe" else "null",
-            linger_s=linger_s,
+            run_id=self.run_id, argv=there, is_python=is_python, gets_input=gets_input, linger_s=linger_s
         )
 
 

@@ -90,30 +90,16 @@ class Host(Section):
     )
     """Control socket of a delay line that carries the data network in place of netem; None for netem."""
 
-    @field_validator("address")
+    @field_validator("address", "data_address")
     @classmethod
-    def _check_address(cls, address: str) -> str:
-        if set(address) <= set("0123456789."):
+    def _check_address(cls, address: str | None, info: ValidationInfo) -> str | None:
+        # The controller may reach a host by a name.
+        if address is not None and (info.field_name == "data_address" or set(address) <= set("0123456789.")):
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                raise ValueError("an IP address or a host name") from None
+                raise ValueError("an IP address, such as 10.10.1.2") from None
         return address
-
-    @field_validator("data_address")
-    @classmethod
-    def _check_data_address(cls, address: str | None, info: ValidationInfo) -> str | None:
-        if address is not None:
-            try:
-                ipaddress.ip_address(address)
-            except ValueError:
-                raise ValueError("an IP address of the data network, such as 10.10.1.2") from None
-        return address
-
-    @property
-    def installs(self) -> bool:
-        """Whether site.yml installs the package."""
-        return self.python == INSTALLED_PYTHON
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +116,11 @@ class Inventory:
     def load(cls, source: str | Path) -> Self:
         """Read a file of Ansible's, with its group_vars, or the hosts of this SLURM job.
 
-        Args:
-            source: path of the inventory; `slurm:` for the job that this runs in, or `slurm:FILE` with a YAML file of
-                variables that all of its hosts have.
+        `source` is the inventory's path; `slurm:` for the job that this runs in, or `slurm:FILE` with a YAML file of
+        variables that all of its hosts have.
 
-        Raises:
-            ConfigError: the file, a host, a role or a variable is missing or wrong, or there is no SLURM job; the
-                message names it.
-            TestbedError: Ansible is not installed, or SLURM does not answer.
+        Raises ConfigError when the file, a host, a role or a variable is missing or wrong, or there is no SLURM job;
+        the message names it. Raises TestbedError when Ansible is not installed, or SLURM does not answer.
         """
         text = None
         if str(source).startswith(SLURM):
@@ -177,21 +160,13 @@ class Inventory:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` has written.
-
-        Raises:
-            ConfigError: it is no inventory.
-        """
+        """Read what `to_json` has written. Raises ConfigError when it is no inventory."""
         stored = json.loads(text)
         return cls(stored["source"], tuple(parse(Host, host, "hosts") for host in stored["hosts"]))
 
 
 def ansible_program(name: str) -> str:
-    """Return the path of one of Ansible's programs.
-
-    Raises:
-        TestbedError: it is not installed.
-    """
+    """Return the path of one of Ansible's programs. Raises TestbedError when it is not installed."""
     path = shutil.which(name, path=ansible_environment()["PATH"])
     if path is None:
         remedy = "make ansible" if _IS_CHECKOUT else f"sh {PLAYBOOKS}/ansible.sh"

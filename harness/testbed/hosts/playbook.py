@@ -80,28 +80,16 @@ def run_playbook(
     tags: str = "",
     check: bool = False,
     job_timeout_s: int = JOB_TIMEOUT_S,
-    idle_timeout_s: int = IDLE_TIMEOUT_S,
 ) -> PlaybookResult:
-    """Run a playbook of playbooks/ to its end.
+    """Run a playbook of playbooks/ to its end, with `variables` that go before the inventory's and are no secrets.
 
-    SIGINT, SIGTERM and SIGHUP end Ansible and its connections; a task may still run to its end on a host.
+    `progress` shows each host's tasks; what changes or fails has a line that stays. `limit` names the hosts or groups
+    that it runs on, and `tags` the tags of its tasks, separated by commas; all by default. With `check` it only says
+    what it would change. SIGINT, SIGTERM and SIGHUP end Ansible and its connections; a task may still run to its end on
+    a host.
 
-    Args:
-        name: the playbook, such as site.yml.
-        inventory: the hosts.
-        progress: shows each host's tasks; what changes or fails has a line that stays.
-        variables: variables of the playbook that go before the inventory's; none by default. They are no secrets.
-        limit: hosts or groups that it runs on, as ansible-playbook takes them; all by default.
-        tags: tags of the tasks that run, separated by commas; all by default.
-        check: whether it only says what it would change; default: False.
-        job_timeout_s: seconds after which it is ended; default: 3600.
-        idle_timeout_s: seconds without any output after which it is ended; default: 1200.
-
-    Raises:
-        TestbedError: a task failed or a host was unreachable, or it took too long; the message names host, task, reason
-            and log.
-        Interrupted: a signal came.
-        DiskError: the log cannot be written.
+    Raises TestbedError when a task fails, a host is unreachable, or it takes longer than `job_timeout_s`; the message
+    names host, task, reason and log. Raises Interrupted when a signal comes, DiskError when the log cannot be written.
     """
     ansible_program("ansible-playbook")
     log = _new_log(Path(name).stem)
@@ -117,7 +105,7 @@ def run_playbook(
             hosts = folder / "hosts.yml"
             hosts.write_text(inventory.text)
         # From a file: ansible-runner drops the settings that it is given where it may not write them to one.
-        settings = {"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s, "pexpect_timeout": _POLL_S}
+        settings = {"job_timeout": job_timeout_s, "idle_timeout": IDLE_TIMEOUT_S, "pexpect_timeout": _POLL_S}
         (folder / "env").mkdir()
         (folder / "env" / "settings").write_text(json.dumps(settings))
         ansible = {
@@ -148,7 +136,7 @@ def run_playbook(
             raise Interrupted(signals.number)
     if status == "timeout":
         raise TestbedError(
-            f"{name} ran for more than {job_timeout_s} s, or was silent for {idle_timeout_s} s, and was ended "
+            f"{name} ran for more than {job_timeout_s} s, or was silent for {IDLE_TIMEOUT_S} s, and was ended "
             f"in {follower.present or 'its start'}; log: {log}"
         )
     if follower.failures or status != "successful":

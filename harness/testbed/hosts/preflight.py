@@ -1,13 +1,18 @@
-"""What the hosts of an inventory have and lack for a testbed; nothing is installed or changed on any of them.
+"""What the hosts of an inventory have and lack for a testbed, and their being taken by one controller at a time.
 
 `playbooks/preflight.yml` looks at each host. Its clock, and the network between each two hosts, are measured from here.
+Nothing is installed or changed on any of them.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
@@ -15,8 +20,8 @@ from uuid import uuid4
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.doctor import HostFinding
-from harness.testbed.hosts.connection import RemoteNode, reach
-from harness.testbed.hosts.playbook import Assertion, PlaybookProgress, run_playbook
+from harness.testbed.hosts.connection import RemoteNode, beating, reach
+from harness.testbed.hosts.playbook import Assertion, PlaybookProgress, PlaybookResult, run_playbook
 from harness.testbed.hosts.session import OLDEST_PYTHON, HostSession, in_parallel, sessions_with
 from harness.testbed.hosts.supervisor import HOST_STATE
 from harness.testbed.link.measure.probe import probe_nodes
@@ -27,10 +32,7 @@ if TYPE_CHECKING:
     from harness.testbed.hosts.inventory import Host, Inventory
 
 _PLAYBOOK: Final = "preflight.yml"
-_RUNS: Final = "Run the harness"
-"""Task whose answer is there where a host has the package."""
 _OWN_ADDRESS: Final = "Data address"
-_LOOKS: Final = "Look around"
 _PAIR_S: Final = 120.0
 _CLOCKS: Final = 11
 _OFFSET_NS: Final = 1_000_000
@@ -38,13 +40,14 @@ _OFFSET_NS: Final = 1_000_000
 _MAX_OFFSET_NS: Final = 1_000_000_000
 _NEAR_MS: Final = 1.0
 _MIN_GBIT: Final = 1.0
+_BEAT_S: Final = 10.0
+"""A claim ends a minute after the last beat, where the end of its connection is not seen."""
 
 
 def examine_hosts(inventory: Inventory, progress: PlaybookProgress) -> list[HostFinding]:
     """Look at all hosts at once, then at the data network between each pair of them, one pair after the other.
 
-    Raises:
-        TestbedError: the playbook cannot run on a host that answered before.
+    Raises TestbedError when the playbook cannot run on a host that answered before.
     """
     carriers = [host for host in inventory.all if {"storage", "compute"} & set(host.roles)]
     with sessions_with(inventory) as started:
@@ -63,11 +66,10 @@ def examine_hosts(inventory: Inventory, progress: PlaybookProgress) -> list[Host
             how = "this machine" if host.connection == "local" else f"{host.address} port {host.port}, host key checked"
             findings[host.name].append(HostFinding(host.name, "reachable", how))
             findings[host.name] += [_finding(one) for one in result.assertions if one.host == host.name]
-            looked = result.answers.get(host.name, {}).get(_LOOKS, "")
-            tracking = next((line for line in looked.splitlines() if line.startswith("chrony=")), "")
-            findings[host.name].append(_clock(host, clock, tracking.removeprefix("chrony=")))
+            findings[host.name].append(_clock(host, clock, _looked(result, host.name).get("chrony", "")))
         own = {one.host for one in result.assertions if one.task == _OWN_ADDRESS and one.holds}
-        able = {name for name, answers in result.answers.items() if answers.get(_RUNS)}
+        # Where the package runs.
+        able = {name for name in result.answers if "runs" in _looked(result, name)}
         linked = [session for session in reached if session.host.name in own and session.host in carriers]
         pairs = [_between(one, other, able) for one, other in combinations(linked, 2)]
     return [*(row for rows in findings.values() for row in rows), *pairs]
@@ -100,8 +102,67 @@ def unreachable(host: Host, words: str) -> HostFinding:
     return HostFinding(host.name, "python3" if "ython" in words else "reachable", words, "fail", remedy)
 
 
+@contextmanager
+def hosts_claimed(
+    inventory: Inventory, purpose: str, progress: PlaybookProgress, *, must_reach: bool = True
+) -> Iterator[None]:
+    """Take all hosts, and look at what must be right before anything is changed; nothing is changed by that.
+
+    Another controller that is refused says the `purpose`. With `must_reach` all must be reachable and right; otherwise
+    those are taken that can be.
+
+    Raises TestbedError when a host is taken by another controller, or is not reachable or right; the message names it.
+    """
+    with sessions_with(inventory) as sessions:
+        wrong = [unreachable(session.host, why) for session, why in sessions.items() if why is not None]
+        reached = [session for session, why in sessions.items() if why is None]
+        if not (wrong and must_reach):
+            _claim(reached, purpose)
+            wrong = find_obstacles(inventory, progress) if must_reach else []
+        if wrong and must_reach:
+            first, *others = wrong
+            more = f" (and {len(others)} more)" if others else ""
+            raise TestbedError(f"host {first.host}: {first.what}: {first.found}: {first.remedy}{more}")
+        with beating(lambda: _beat(reached), _BEAT_S):
+            yield
+
+
+def _claim(sessions: Sequence[HostSession], purpose: str) -> None:
+    now = datetime.now(UTC)
+    user = os.environ.get("USER", f"user {os.getuid()}")
+    who = f"{user} on {platform.node()} (process {os.getpid()}, {purpose}, since {now:%H:%M} UTC)"
+    # One after the other in the inventory's order, so that one of two controllers gets them all.
+    for session in sessions:
+        host = session.host.name
+        try:
+            answer = session.ask("claim", who=who)
+        except (CallError, ChildError) as error:
+            raise TestbedError(f"host {host}: {session.words() or error}") from error
+        if answer == who:
+            raise TestbedError(f"host {host} of the inventory is a machine that has another name there: name it once")
+        if answer:
+            # Any user of that host can write this.
+            words = "".join(letter for letter in str(answer) if letter.isprintable())
+            raise TestbedError(f"host {host} is in use by {words}: wait for its end")
+        session.is_claim = True
+
+
+def _beat(sessions: Sequence[HostSession]) -> None:
+    for session in sessions:
+        # What needs a host says that it is lost.
+        with suppress(CallError, ChildError, OSError):
+            if session.is_connected:
+                session.ask("clock", _BEAT_S)
+
+
 def _destination(host: Host) -> str:
     return host.address if host.user is None else f"{host.user}@{host.address}"
+
+
+def _looked(result: PlaybookResult, host: str) -> dict[str, str]:
+    """Return what a host's commands printed as lines of KEY=VALUE."""
+    lines = "\n".join(result.answers.get(host, {}).values()).splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
 def _finding(assertion: Assertion) -> HostFinding:

@@ -9,15 +9,13 @@ from contextlib import contextmanager, suppress
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from harness.testbed.hosts.connection import reach
+from harness.testbed.hosts.connection import START_S, reach
 from joulefeed.calls import call
 from joulefeed.child import Child, ChildError
 
 if TYPE_CHECKING:
     from harness.testbed.hosts.inventory import Host, Inventory
 
-START_S: Final = 120.0
-"""A slow host takes a while to log in; one that is off is refused by ssh after `CONNECT_S`."""
 _END_S: Final = 15.0
 """The next controller comes when the claim of this one has ended."""
 OLDEST_PYTHON: Final = (3, 8)
@@ -58,9 +56,7 @@ class HostSession:
     def ask(self, do: str, timeout_s: float = START_S, **arguments: Any) -> Any:
         """Return the host's answer.
 
-        Raises:
-            CallError: the host refuses, or gives no answer in time.
-            ChildError: the connection has ended.
+        Raises CallError when the host refuses or gives no answer in time, ChildError when the connection has ended.
         """
         assert self._child is not None
         return call(self._child, do, timeout_s=timeout_s, **arguments)

@@ -18,17 +18,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal
 
 from energymon.clock.monotonic import boot_id
 from harness.errors import TestbedError
-from harness.system.process import run_environment
-from harness.testbed.state import RunNames, state_root
+from harness.testbed.base import Node
 from joulefeed.child import GRACE_S, Child
 
 SILENCE_S: Final = 20.0
@@ -41,7 +39,6 @@ _ASKED_S: Final = 60.0
 """What a command may take to end in order when the controller asks for it."""
 _GONE_S: Final = 6.0
 """The same when the controller is gone."""
-_MISSING: Final = 127
 _WRONG: Final = 2
 _CHUNK_BYTES: Final = 4096
 
@@ -55,10 +52,7 @@ class RemoteCommand:
     """The command; empty for a lease."""
     is_python: bool = False
     """Whether `argv` are arguments of this host's own interpreter."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command has beside those of this process."""
-    cwd: str | None = None
-    stdin: Literal["pipe", "null"] = "null"
+    gets_input: bool = False
     """Whether the command gets the rest of standard input."""
     text: str = ""
     """What the command reads from its standard input in place of that."""
@@ -124,28 +118,12 @@ def _lease(order: RemoteCommand) -> int:
 
 
 def _command(order: RemoteCommand) -> int:
-    environment = run_environment(order.run_id) | dict(order.env)
-    folder = RunNames(order.run_id, state_root()).folder
-    if folder.is_dir():
-        temporary = folder / "tmp"
-        temporary.mkdir(mode=0o700, exist_ok=True)
-        environment["TMPDIR"] = str(temporary)
     if HOST_STATE.is_dir():
         # What programs keep in a cache goes with it, too.
-        environment["XDG_CACHE_HOME"] = str(HOST_STATE / "cache")
+        os.environ["XDG_CACHE_HOME"] = str(HOST_STATE / "cache")
     argv = [sys.executable, "-P", *order.argv] if order.is_python else order.argv
-    try:
-        child = Child(
-            argv,
-            env=environment,
-            cwd=Path(order.cwd) if order.cwd else None,
-            stdin=subprocess.PIPE if order.text else 0 if order.stdin == "pipe" else subprocess.DEVNULL,
-            stdout=None,
-            killed_with_parent=True,
-        )
-    except OSError as error:
-        print(f"joulefeed: {error.filename}: {error.strerror} on {platform.node()}", file=sys.stderr)
-        return _MISSING
+    stdin = subprocess.PIPE if order.text else 0 if order.gets_input else subprocess.DEVNULL
+    child = Node("compute", order.run_id).start(argv, stdin=stdin)
     term_s = GRACE_S
     try:
         if order.text:
@@ -157,7 +135,7 @@ def _command(order: RemoteCommand) -> int:
         elif end == "input":
             # What reads its standard input has seen the end of it, too.
             with suppress(subprocess.TimeoutExpired):
-                child.process.wait(GRACE_S if order.stdin == "pipe" else order.linger_s)
+                child.process.wait(GRACE_S if order.gets_input else order.linger_s)
     except _EndedError:
         pass
     status = child.stop(eof_s=0, term_s=term_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,13 +16,13 @@ from harness.errors import ConfigError, MountError, TestbedError
 from harness.system.procfs import sum_disks
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches, drop_caches
-from harness.testbed.hosts.connection import HostConnection, Lease, RemoteNode
+from harness.testbed.hosts.connection import HostConnection, Lease, RemoteNode, beating
 from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import LinkKind
 from harness.testbed.link.base import NO_PATHS, Link
 from harness.testbed.link.hosts_link import HostsNetemLink
-from harness.testbed.link.measure.probe import probe_nodes, rtt_between
+from harness.testbed.link.measure.probe import probe_nodes, rtt_probe
 from harness.testbed.link.socket_link import SocketLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
@@ -74,8 +73,8 @@ class HostsTestbed(Testbed):
 
     Args:
         run_id: 1 to 32 letters and digits.
-        inventory: the hosts; the lead is this machine.
-        chosen: those that take part.
+        inventory: all hosts.
+        chosen: those that take part, the lead among them.
         regimes: the regimes that the testbed will be set to.
         link_kind: `relay` for a delay line behind the lead's control socket, `netem` for the hosts' own; `auto` for the
             former where there is a socket.
@@ -83,8 +82,7 @@ class HostsTestbed(Testbed):
         congestion: TCP's congestion control on this host, of those that its kernel has.
         ssh_config: how the other hosts are reached.
 
-    Raises:
-        TestbedError: a host cannot be reached, or something is missing on it; the message names it and the remedy.
+    Raises TestbedError when a host cannot be reached or lacks something; the message names it and the remedy.
     """
 
     kind: Literal["ssh"] = "ssh"
@@ -111,8 +109,6 @@ class HostsTestbed(Testbed):
         """Mount points, and the hosts that they are on."""
         self._mounts: dict[tuple[str, str], RemoteMounts] = {}
         """By the host that stores and the one that mounts."""
-        self._over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="leases", daemon=True)
         with ExitStack() as stack:
             self._lifetime = Lifetime(run_id)
             stack.callback(self._lifetime.close)
@@ -121,7 +117,7 @@ class HostsTestbed(Testbed):
             others = [host for host in self._hosts.values() if host.name != self._lead.name]
             for host in others:
                 self._leases[host.name] = Lease(self._connection(host), run_id)
-            self._beating.start()
+            stack.enter_context(beating(self._beat, BEAT_S))
             facts = {name: lease.wait_ready() for name, lease in self._leases.items()}
             self._boots |= {name: str(found["boot"]) for name, found in facts.items()}
             folders = {name: Path(str(found["folder"])) for name, found in facts.items()}
@@ -138,12 +134,6 @@ class HostsTestbed(Testbed):
                     choose_congestion(None, congestion)
                 self._mounts_between(self.storage, self.compute)
             self._stack = stack.pop_all()
-
-    @property
-    def remotes(self) -> tuple[RemoteNode, ...]:
-        """One node of each other host."""
-        nodes = {node.host: node for node in (*self.computes, *self.storages) if isinstance(node, RemoteNode)}
-        return tuple(nodes.values())
 
     def shares_clock(self, host: str) -> bool:
         """Whether a host's clock is this machine's own: a container or a namespace of the same kernel."""
@@ -166,7 +156,7 @@ class HostsTestbed(Testbed):
         if len(pairs) == 1:
             return found
         with ThreadPoolExecutor(len(pairs) - 1) as threads:
-            trips = [found, *threads.map(rtt_between, *zip(*pairs[1:], strict=True))]
+            trips = [found, *threads.map(lambda pair: rtt_probe(pair[0], pair[1].address), pairs[1:])]
         named = zip(trips, pairs, strict=True)
         worst, (node, storage) = max(named, key=lambda one: abs(one[0].rtt_ms_median - regime.rtt_ms))
         return replace(
@@ -200,13 +190,13 @@ class HostsTestbed(Testbed):
     def drop_caches(self, root: Path, parts: Sequence[Path] = ()) -> str:
         """Have the kernels of all hosts forget what they cache of the files under `root`; return how."""
 
-        def drop(node: RemoteNode) -> set[str]:
+        def drop(node: Node) -> set[str]:
             seen = [str(point) for on, point in self._seen if on.host == node.host]
             argv = [sys.executable, "-m", "harness.testbed.caches", self._caches, *map(str, (root, *parts)), *seen]
             return set(node.run(argv, CACHES_TIMEOUT_S).splitlines())
 
         with ThreadPoolExecutor(max(1, len(self.remotes))) as threads:
-            ways = set().union(*threads.map(drop, self.remotes))
+            ways = set().union(*threads.map(drop, self.remotes.values()))
         # A folder of the storage hosts need not be on this one.
         here = [folder for folder in (root, *parts) if folder.is_dir()]
         here += [point for on, point in self._seen if on.host == self.compute.host]
@@ -221,8 +211,9 @@ class HostsTestbed(Testbed):
         found = []
         for node in self.storages:
             if node.host not in training:
-                stats = node.run(["cat", "/proc/diskstats"], DISKS_TIMEOUT_S)
-                disks = sum_disks(stats, node.run(["ls", "/sys/block"], DISKS_TIMEOUT_S).split())
+                told = node.run(["sh", "-c", "ls /sys/block; echo; cat /proc/diskstats"], DISKS_TIMEOUT_S)
+                names, _, stats = told.partition("\n\n")
+                disks = sum_disks(stats, names.split())
                 found.append(None if disks is None else disks[0])
         known = [read for read in found if read is not None]
         return sum(known) if known and len(known) == len(found) else None
@@ -262,8 +253,7 @@ class HostsTestbed(Testbed):
     def _mounts_between(self, storage: Node, compute: Node) -> RemoteMounts:
         """Return what mounts files of one host on another one.
 
-        Raises:
-            MountError: it cannot, or mounts in another way than the other hosts of the run.
+        Raises MountError when it cannot, or mounts in another way than the other hosts of the run.
         """
         pair = (storage.host, compute.host)
         if pair not in self._mounts:
@@ -296,9 +286,8 @@ class HostsTestbed(Testbed):
         return HostsNetemLink(near, [node for node in self.storages if node.is_remote])
 
     def _beat(self) -> None:
-        while not self._over.wait(BEAT_S):
-            for lease in list(self._leases.values()):
-                lease.beat()
+        for lease in self._leases.values():
+            lease.beat()
 
     def _release(self) -> None:
         """Give the leases up, all at once; raises TestbedError for hosts on which something is left."""
@@ -312,8 +301,5 @@ class HostsTestbed(Testbed):
 
         with ThreadPoolExecutor(max(1, len(self._leases))) as threads:
             list(threads.map(close, self._leases.values()))
-        self._over.set()
-        if self._beating.is_alive():
-            self._beating.join()
         if problems:
             raise TestbedError("; ".join(problems))

@@ -13,7 +13,7 @@ __all__ = ["COMPUTE_ADDRESS", "INTERFACE", "STORAGE_ADDRESS", "Link", "LinkCount
 LinkKind = Literal["auto", "netem", "relay"]
 
 
-def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto") -> Link:
+def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto", run_id: str = "") -> Link:
     """Connect two network namespaces by a link that passes everything at once until it is `set`.
 
     Args:
@@ -21,9 +21,9 @@ def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto") -> L
         compute_ns: path of the compute node's namespace; it gets 10.77.0.2/30.
         kind: `netem` for the kernel's own emulation, `relay` for the user-space delay line, `auto` for netem
             where the kernel has all it takes and the relay elsewhere.
+        run_id: the run that the relay belongs to; that of this process by default.
 
-    Raises:
-        TestbedError: a device, a permission or a tool is missing; the message names it.
+    Raises TestbedError when a device, a permission or a tool is missing; the message names it.
     """
     # Imported where they are used: the probe starts as a process of its own and must start quickly.
     from harness.testbed.link.netem_link import NetemLink
@@ -44,7 +44,7 @@ def open_link(storage_ns: str, compute_ns: str, *, kind: LinkKind = "auto") -> L
             "link kind netem: this kernel has no sch_netem; use kind relay, or load the module as root "
             "(modprobe sch_netem; on Debian and Ubuntu it is in linux-modules-extra)"
         )
-    link = RelayLink(storage_ns, compute_ns)
+    link = RelayLink(storage_ns, compute_ns, run_id=run_id)
     if why_not:
         link.note(why_not)
     return link

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from harness.errors import TestbedError
-from harness.testbed.link.delay_calibration import (
-    Calibration,
-    calibrate,
-    measure_floor_ms,
-    measure_rtt_ms,
-)
+from harness.testbed.link.delay_calibration import Calibration, calibrate, measure_rtt_ms
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp
@@ -22,6 +18,8 @@ if TYPE_CHECKING:
     from harness.config.regime import Regime
 
 
+FLOOR_ATTEMPTS = 3
+FLOOR_S = 0.05
 PREFIX_LENGTH = 30
 NO_PATHS: Final = (
     "only the delay line (testbed.link=relay) sends connections over different paths, and netem does not; "
@@ -48,6 +46,11 @@ class LinkCounters:
     where the kernel does the work."""
     paths: tuple[PathCounters, ...] = ()
     """Of each path of the regime, in its order, since the link was set to it."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the counters that another process sent as JSON."""
+        return cls(**{**fields, "paths": tuple(PathCounters(**path) for path in fields["paths"])})
 
 
 class Link(ABC):
@@ -79,16 +82,14 @@ class Link(ABC):
             regime: what to set.
             recalibrate: whether to calibrate again a link that was calibrated for this round trip; default: no.
 
-        Raises:
-            TestbedError: the regime has no link, or the link is broken.
+        Raises TestbedError when the regime has no link, or the link is broken.
         """
 
     @abstractmethod
     def counters(self) -> LinkCounters:
         """Read the cumulative counters, and the longest pause since they were last read.
 
-        Raises:
-            TestbedError: the link is broken.
+        Raises TestbedError when the link is broken.
         """
 
     @abstractmethod
@@ -133,7 +134,8 @@ class ShapedLink(Link):
     def _measure_floor(self) -> None:
         """Measure the round trip of the link, which is up and has no delay yet. Raises TestbedError."""
         try:
-            self.floor_ms = measure_floor_ms(self._measure_rtt_ms)
+            # A busy host adds to some of the medians.
+            self.floor_ms = min(self._measure_rtt_ms(FLOOR_S) for _ in range(FLOOR_ATTEMPTS))
         except OSError as error:
             raise self._silent(error) from error
 

@@ -9,8 +9,6 @@ from harness.testbed.link.measure.roundtrip import Pinger, percentile
 from harness.testbed.link.namespace import inside
 
 ATTEMPTS = 4
-FLOOR_ATTEMPTS = 3
-FLOOR_S = 0.05
 PRECISION_MS = 0.02
 PRECISION_SHARE = 0.003
 GOOD_MS = 0.05
@@ -41,21 +39,11 @@ class Calibration:
 def measure_rtt_ms(namespace: str | None, peer: str, seconds: float) -> float:
     """Measure the median round trip from a network namespace, None for the caller's, to an address, in ms.
 
-    Raises:
-        OSError: the link carries nothing.
+    Raises OSError when the link carries nothing.
     """
     with inside(namespace, lambda: Pinger(peer)) as pinger:
         pinger.ping(0.0)
         return percentile(pinger.ping(seconds), 0.5) / 1e6
-
-
-def measure_floor_ms(measure_ms: Callable[[float], float]) -> float:
-    """Return the round trip of a link without delay, ms: the least of several medians, as a busy host adds to some.
-
-    Args:
-        measure_ms: measures the median round trip for a number of seconds.
-    """
-    return min(measure_ms(FLOOR_S) for _ in range(FLOOR_ATTEMPTS))
 
 
 def calibrate(
@@ -63,11 +51,8 @@ def calibrate(
 ) -> Calibration:
     """Find the one-way delay with which the link's round trip is `rtt_ms`, or 0 where the link alone takes longer.
 
-    Args:
-        rtt_ms: the round trip to reach.
-        floor_ms: the round trip without delay.
-        set_delay_ms: sets the one-way delay in both directions.
-        measure_ms: measures the median round trip for a number of seconds.
+    Without delay the round trip is `floor_ms`. `set_delay_ms` sets the one-way delay in both directions, and
+    `measure_ms` measures the median round trip for a number of seconds.
     """
     # What a busy host adds now, it may not add later: most of the round trip stays the delay's.
     least_ms = max(0.0, rtt_ms - floor_ms) * DELAY_SHARE / 2

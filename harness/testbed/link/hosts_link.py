@@ -42,12 +42,9 @@ def find_interface(compute: Node) -> tuple[str, int]:
 class HostsNetemLink(ShapersLink):
     """Each host delays what comes from the other side by half of the round trip, and caps what it sends.
 
-    Args:
-        computes: the compute nodes, that on this host first.
-        storages: the storage nodes on other hosts.
+    The compute node on this host is the first one; the storage nodes are on other hosts.
 
-    Raises:
-        TestbedError: a host has no netem or ifb, or its data interface cannot be used.
+    Raises TestbedError when a host has no netem or ifb, or its data interface cannot be used.
     """
 
     def __init__(self, computes: Sequence[Node], storages: Sequence[Node]) -> None:

@@ -29,8 +29,7 @@ T = TypeVar("T")
 def enter(namespace: str) -> None:
     """Move the calling thread, and only it, into the network namespace.
 
-    Raises:
-        TestbedError: there is no such namespace, or no permission to enter it.
+    Raises TestbedError when there is no such namespace, or no permission to enter it.
     """
     try:
         descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
@@ -65,8 +64,7 @@ def inside(namespace: str | None, action: Callable[[], T]) -> T:
 def run_in(namespace: str | None, argv: Sequence[str], *, stdin: str | None = None) -> str:
     """Run a tool inside the namespace, None for the caller's, and return its standard output.
 
-    Raises:
-        TestbedError: the tool is missing, fails or takes longer than 20 s; the message has its output.
+    Raises TestbedError when the tool is missing, fails or takes longer than 20 s; the message has its output.
     """
     command = ["nsenter", f"--net={namespace}", "--", *argv] if namespace else argv
     what = f"{' '.join(argv)} in {namespace}" if namespace else " ".join(argv)

@@ -41,8 +41,7 @@ class ShapersLink(ShapedLink):
 class NetemLink(ShapersLink):
     """A veth pair between two network namespaces.
 
-    Raises:
-        TestbedError: the kernel lacks veth, ifb, tbf or netem, or there is no permission.
+    Raises TestbedError when the kernel lacks veth, ifb, tbf or netem, or there is no permission.
     """
 
     def __init__(self, storage_namespace: str, compute_namespace: str) -> None:

@@ -21,18 +21,6 @@ INGRESS_INTERFACE = "jf0in"
 """The ifb device through which netem sees what comes in."""
 
 
-@dataclass(frozen=True, slots=True)
-class QdiscCounts:
-    """What a queueing discipline has done."""
-
-    drops: int
-    """Packets dropped."""
-    packets: int
-    """Packets sent, each segment of a super-packet counted."""
-    bytes: int
-    """Bytes sent, the headers of each segment counted."""
-
-
 def kernel_has(namespace: str | None, qdisc: str, *arguments: str) -> bool:
     """Say whether the kernel knows the queueing discipline, by trying it on the namespace's loopback."""
     try:
@@ -86,16 +74,9 @@ def redirect_ingress(
     ingress: str = INGRESS_INTERFACE,
     sources: Sequence[str] = ("0.0.0.0/0",),
 ) -> None:
-    """Lead what enters over the interface through an ifb device, where a qdisc may hold it.
+    """Lead what enters over the interface from IPv4 networks, by default all, through an ifb device that is made.
 
-    Args:
-        namespace: path of the namespace; None for the caller's.
-        interface: what the packets enter over.
-        ingress: name of the ifb device that is made.
-        sources: IPv4 networks from which packets are led through it; all by default.
-
-    Raises:
-        TestbedError: the kernel lacks ifb, the ingress qdisc or act_mirred.
+    A qdisc may hold it there. Raises TestbedError when the kernel lacks ifb, the ingress qdisc or act_mirred.
     """
     run_in(
         namespace,
@@ -124,10 +105,13 @@ def describe_qdiscs(namespace: str | None, interface: str = INTERFACE) -> list[d
     return listed
 
 
-def qdisc_counts(namespace: str | None, interface: str = INTERFACE) -> QdiscCounts:
-    """Count what the interface's root queueing discipline dropped and sent."""
+def qdisc_counts(namespace: str | None, interface: str = INTERFACE) -> dict[str, int]:
+    """Return the `drops`, `packets` and `bytes` of the interface's root queueing discipline.
+
+    Of a super-packet that was sent each segment counts, with its headers.
+    """
     roots = [qdisc for qdisc in describe_qdiscs(namespace, interface) if qdisc.get("root")]
-    return QdiscCounts(*(sum(int(str(root.get(key, 0))) for root in roots) for key in ("drops", "packets", "bytes")))
+    return {key: sum(int(str(root.get(key, 0))) for root in roots) for key in ("drops", "packets", "bytes")}
 
 
 @dataclass(slots=True)

@@ -37,13 +37,9 @@ _DEFAULT_HANDLE: Final = "0:"
 class Shaper:
     """The queueing disciplines of one interface: a cap on what leaves, and a delay of what comes in.
 
-    Args:
-        namespace: path of the network namespace; None for the caller's.
-        interface: the interface.
-        sources: IPv4 networks whose packets are delayed; all by default.
+    The interface is in a network namespace, None for the caller's. Packets from `sources`, IPv4 networks, are delayed.
 
-    Raises:
-        TestbedError: the kernel lacks ifb, the ingress qdisc or act_mirred.
+    Raises TestbedError when the kernel lacks ifb, the ingress qdisc or act_mirred.
     """
 
     def __init__(
@@ -64,11 +60,10 @@ class Shaper:
         """Count packets that were dropped though no regime asks for it, and those that left, with their bytes."""
         left = qdisc_counts(self._namespace, self._interface)
         # netem's queue is too long to overflow.
-        drops = left.drops + self._losses.count_unwanted(self._delay_drops())
-        return {"drops": drops, "packets": left.packets, "bytes": left.bytes}
+        return {**left, "drops": left["drops"] + self._losses.count_unwanted(self._delay_drops())}
 
     def _delay_drops(self) -> int:
-        return qdisc_counts(self._namespace, INGRESS_INTERFACE).drops
+        return qdisc_counts(self._namespace, INGRESS_INTERFACE)["drops"]
 
     def describe(self) -> dict[str, object]:
         """Return the queueing disciplines with their statistics, by interface."""
@@ -91,8 +86,7 @@ def check_unshaped(interface: str) -> None:
 def restore(record: Path) -> str | None:
     """Take away what a shaper made; return the interface that a record names, None where there is no record.
 
-    Raises:
-        TestbedError: the interface still has the shaper's queueing disciplines.
+    Raises TestbedError when the interface still has the shaper's queueing disciplines.
     """
     try:
         interface = record.read_text().strip()

@@ -34,15 +34,7 @@ SYSCTLS = {
 }
 OPTIONAL = frozenset(key for key in SYSCTLS if key.startswith("net.ipv6"))
 
-RECORDED = (
-    "net.ipv4.tcp_congestion_control",
-    "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_wmem",
-    "net.ipv4.tcp_no_metrics_save",
-    "net.ipv4.tcp_slow_start_after_idle",
-    "net.ipv4.tcp_limit_output_bytes",
-    "net.ipv4.tcp_min_tso_segs",
-)
+RECORDED = ("net.ipv4.tcp_congestion_control", *(key for key in SYSCTLS if key not in OPTIONAL))
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 ATTEMPTS = 5
@@ -67,8 +59,7 @@ def tune_tcp(namespace: str) -> list[str]:
 def choose_congestion(namespace: str | None, congestion: str) -> None:
     """Give the namespace's connections a congestion control.
 
-    Raises:
-        TestbedError: the kernel has none of that name, or it may not be chosen.
+    Raises TestbedError when the kernel has none of that name, or it may not be chosen.
     """
     reason = _choose_congestion_control(namespace, congestion)
     if reason is not None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 from harness.errors import MountError, TestbedError
 from harness.system.procfs import kernel_threads
 from harness.testbed.base import Node, admin_path, missing_tools
-from harness.testbed.mounts.table import mounted
+from harness.testbed.link.namespace import run_in
+from harness.testbed.mounts.table import mounted, wait_for_line
 from harness.testbed.unprivileged import outer_identity
-from joulefeed.child import ChildError
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime
@@ -33,6 +33,7 @@ OPTIONS = "ro,vers=4.2,proto=tcp,nosharecache,actimeo=604800,softerr,timeo=150,r
 """Attributes are kept for good, since the data is read-only; a dead link ends in an error, not in a hang."""
 
 SERVE = """
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 mount -t tmpfs -o mode=755 tmpfs /var/lib/nfs
 mkdir /var/lib/nfs/nfsdcld /var/lib/nfs/rpc_pipefs
 : >/var/lib/nfs/etab; : >/var/lib/nfs/rmtab
@@ -44,7 +45,7 @@ mount --bind "$1" "$2"
 mount -t nfsd nfsd /proc/fs/nfsd
 exportfs -o ro,fsid=0,no_root_squash,no_subtree_check,insecure,sec=sys "$3:$2"
 rpc.nfsd --no-nfs-version 3 --nfs-version 4 --no-udp --host "$4" "$5"
-echo ready
+echo serving files
 exec rpc.mountd --foreground --no-nfs-version 3 --no-udp
 """
 """In a mount namespace of its own, so that neither the export nor its bookkeeping meets the machine's own.
@@ -93,14 +94,10 @@ def nfs_obstacles() -> list[str]:
 class NfsMounter:
     """Mounts directories of the storage node on the compute node through kernel NFSv4.
 
-    Args:
-        storage: the node whose files are served.
-        compute: the node that mounts them.
-        folder: directory for the place that an NFS server of the run's own exports, private to this user; None where
-            the storage host's own server does: site.yml has it export the folder of its data.
+    An NFS server of the run's own exports a place in `folder`, which is private to this user. Without one the storage
+    host's own server does: site.yml has it export the folder of its data.
 
-    Raises:
-        MountError: the kernel's modules do not load.
+    Raises MountError when the kernel's modules do not load.
     """
 
     kind: Literal["nfs4"] = "nfs4"
@@ -119,10 +116,8 @@ class NfsMounter:
         """Mount `root` of the storage node at `point`, which is made, for as long as the context lasts.
 
         Yields the server's kernel threads, where it is the run's own. The client's work is done by the processes that
-        read, and by threads of the kernel that serve others too.
-
-        Raises:
-            MountError: the server does not start, or does not let the client in.
+        read, and by threads of the kernel that serve others too. Raises MountError when the server does not start, or
+        does not let the client in.
         """
         timeout_s = MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3
         source = f"{self._storage.address}:{root if self._exported is None else '/'}"
@@ -143,22 +138,12 @@ class NfsMounter:
     def _server(self, root: Path, exported: Path) -> Iterator[None]:
         arguments = [str(root), str(exported), self._compute.address, self._storage.address, str(THREADS)]
         argv = ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments]
-        environment = {**os.environ, "PATH": admin_path()}
-        with self._storage.start(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+        with self._storage.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
             try:
-                lines: list[str] = []
-                try:
-                    while (line := server.read_line(SERVER_START_S)) != b"ready":
-                        if line is None:
-                            raise MountError(f"the NFS server of {root} was not ready within {SERVER_START_S:g} s")
-                        lines.append(line.decode(errors="replace").strip())
-                except ChildError as error:
-                    reason = "; ".join(lines) or error
-                    raise MountError(f"the NFS server of {root} did not start: {reason}") from error
+                wait_for_line(server, b"serving files", SERVER_START_S, f"the NFS server of {root}")
                 yield
             finally:
-                if problem := stop_nfs_server(Path(str(self._storage.namespace))):
-                    raise MountError(problem)
+                stop_nfs_server(Path(str(self._storage.namespace)))
 
 
 def export_obstacles(storage: Node, compute: Node) -> list[str]:
@@ -175,13 +160,10 @@ def export_obstacles(storage: Node, compute: Node) -> list[str]:
     return found if running else [*found, f"host {storage.host} runs no kernel NFS server"]
 
 
-def stop_nfs_server(namespace: Path) -> str | None:
-    """Stop the kernel's NFS server of a network namespace, if it has one; return what went wrong."""
-    if not _kernel_has("nfsd"):
-        return None
-    stop = ["unshare", "--mount", "--", "sh", "-eu", "-c", STOP]
-    done = subprocess.run(["nsenter", f"--net={namespace}", "--", *stop], capture_output=True, text=True, check=False)
-    return f"NFS server in {namespace}: {done.stderr.strip()}" if done.returncode else None
+def stop_nfs_server(namespace: Path) -> None:
+    """Stop the kernel's NFS server of a network namespace, if it has one. Raises TestbedError when that fails."""
+    if _kernel_has("nfsd"):
+        run_in(str(namespace), ["unshare", "--mount", "--", "sh", "-eu", "-c", STOP])
 
 
 def _modprobe(module: str, *options: str) -> bool:

@@ -17,12 +17,9 @@ LISTING_TIMEOUT_S = 1800.0
 
 
 class RemoteMounts:
-    """Chooses the mount that this machine can do, and makes a fresh one each time.
+    """Chooses the mount of the storage node's files that can be made, and makes a fresh one each time.
 
-    Args:
-        storage: the node whose files are served.
-        compute: the node that mounts them.
-        folder: directory for keys and mount points, private to this user; another host has one of the same name.
+    `folder` is for keys and mount points, and private to this user; another host has one of the same name.
     """
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
@@ -47,8 +44,7 @@ class RemoteMounts:
     def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
         """Mount `root` afresh, list all of it, and take it away when the context is left.
 
-        Raises:
-            MountError: `root` is no directory, the mount does not come up or cannot be listed.
+        Raises MountError when `root` is no directory, the mount does not come up or cannot be listed.
         """
         if not self._storage.is_remote:
             if not root.is_dir():
@@ -67,8 +63,7 @@ class RemoteMounts:
 def list_tree(node: Node, root: Path) -> None:
     """Look at every file's attributes once, as a training job does that lists its dataset first.
 
-    Raises:
-        MountError: part of the tree cannot be read.
+    Raises MountError when part of the tree cannot be read.
     """
     # No file is that large: find has to look at each and prints none.
     try:

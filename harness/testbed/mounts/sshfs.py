@@ -7,7 +7,7 @@ import os
 import pwd
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
@@ -15,9 +15,9 @@ from typing import Final, Literal
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node, admin_path, missing_tools
-from harness.testbed.mounts.table import mounted
+from harness.testbed.mounts.table import mounted, wait_for_line
 from harness.testbed.unprivileged import outer_identity
-from joulefeed.child import GRACE_S, Child, ChildError
+from joulefeed.child import GRACE_S, Child
 
 FIRST_PORT = 2200
 _PORTS: Final = itertools.count(FIRST_PORT)
@@ -56,13 +56,9 @@ def sshfs_obstacles() -> list[str]:
 class SshfsMounter:
     """Mounts directories of the storage node on the compute node through sshfs.
 
-    Args:
-        storage: the node whose files are served.
-        compute: the node that mounts them.
-        folder: directory for keys and configuration, private to this user; another host gets one of the same name.
+    `folder` is for keys and configuration, and private to this user; another host gets one of the same name.
 
-    Raises:
-        MountError: the keys cannot be made, or this user has no name to log in with.
+    Raises MountError when the keys cannot be made, or this user has no name to log in with.
     """
 
     kind: Literal["sshfs"] = "sshfs"
@@ -94,43 +90,38 @@ class SshfsMounter:
     def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
         """Mount `root` of the storage node at `point`, which is made, for as long as the context lasts.
 
-        Yields the processes of this host that serve it.
-
-        Raises:
-            MountError: the server does not start, or the mount does not come up.
+        Yields the processes of this host that serve it. Raises MountError when the server does not start, or the mount
+        does not come up.
         """
         # Several mounters may have a server on the same host.
         port = next(_PORTS)
         timeout_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
         with self._server(port) as server:
             config = self._client_config(port)
-            argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
+            argv = ["sshfs", "-f", "-F", str(config), "-o", self._options(), f"storage:{root}", str(point)]
             with mounted(self._compute, argv, point, timeout_s) as client_pid:
                 processes = [(self._compute, client_pid), (self._storage, server.pid)]
                 yield tuple(pid for node, pid in processes if not node.is_remote)
 
-    def options(self) -> Mapping[str, str | None]:
+    def _options(self) -> str:
         """Return the options of the mount, as `sshfs -o` takes them."""
-        return {
-            "ro": None,
+        kept = ("dcache", "dcache_stat", "dcache_dir", "dcache_link", "entry", "attr")
+        options = [
+            "ro",
             # Links are followed where the files are: the compute node must not resolve them on its own disk.
-            "follow_symlinks": None,
-            "fsname": f"joulefeed-{self._storage.run_id}",
-            "dcache_timeout": str(LONG_S),
-            "dcache_stat_timeout": str(LONG_S),
-            "dcache_dir_timeout": str(LONG_S),
-            "dcache_link_timeout": str(LONG_S),
+            "follow_symlinks",
+            f"fsname=joulefeed-{self._storage.run_id}",
+            *(f"{name}_timeout={LONG_S}" for name in kept),
             # More entries than a large dataset has files; sshfs' default of 10000 would forget ImageNet.
-            "dcache_max_size": "4000000",
-            "entry_timeout": str(LONG_S),
-            "attr_timeout": str(LONG_S),
-        }
+            "dcache_max_size=4000000",
+        ]
+        return ",".join(options)
 
     def describe(self) -> dict[str, object]:
         """Describe the mount."""
         return {
             "kind": self.kind,
-            "options": _options(self.options()),
+            "options": self._options(),
             "cipher": CIPHER,
             "versions": [_version(["sshfs", "-V"]), _version(["ssh", "-V"])],
         }
@@ -149,7 +140,8 @@ class SshfsMounter:
         argv = [*contain, "--", self._sshd, "-D", "-e", "-f", str(config)]
         server = self._storage.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
-            _wait_listening(server, self._storage.address)
+            what = f"the SSH server of the mount on {self._storage.address}"
+            wait_for_line(server, b"Server listening on", SERVER_START_S, what)
             yield server
         finally:
             # At SIGTERM the listener ends first and takes the process namespace, sessions included, with it.
@@ -213,27 +205,8 @@ def own_folder(node: Node, folder: Path) -> Path:
     return node.folder / folder.name if node.is_remote else folder
 
 
-def _options(options: Mapping[str, str | None]) -> str:
-    return ",".join(key if value is None else f"{key}={value}" for key, value in options.items())
-
-
 def _write(node: Node, path: Path, text: str) -> None:
     node.run(["sh", "-c", 'umask 077 && printf %s "$1" >"$0"', str(path), text])
-
-
-def _wait_listening(server: Child, address: str) -> None:
-    lines: list[str] = []
-    try:
-        while not lines or "Server listening on" not in lines[-1]:
-            line = server.read_line(SERVER_START_S)
-            lines.append(f"not up in {SERVER_START_S:g} s" if line is None else line.decode(errors="replace").strip())
-            if line is None:
-                break
-        else:
-            return
-    except ChildError as error:
-        lines = lines or [str(error)]
-    raise MountError(f"the SSH server of the mount on {address} did not start: {'; '.join(lines)}")
 
 
 def _version(argv: list[str]) -> str:

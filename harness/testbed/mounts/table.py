@@ -69,8 +69,7 @@ def wait_mounted(point: Path, server_pid: int, timeout_s: float) -> bool:
 def detach(point: Path) -> None:
     """Take a mount out of the file tree even when it is busy or its server is dead.
 
-    Raises:
-        OSError: the kernel refuses.
+    Raises OSError when the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(point), MNT_DETACH):
@@ -82,10 +81,7 @@ def detach(point: Path) -> None:
 def mounted(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> Iterator[int]:
     """Have a node run what mounts something at `point`, which is made there, for as long as the context lasts.
 
-    Yields the id of the process that mounts it; it may have ended.
-
-    Raises:
-        MountError: it is not mounted in time.
+    Yields the id of the process that mounts it; it may have ended. Raises MountError when it is not mounted in time.
     """
     # By its file it starts sooner: it imports nothing else of the testbed.
     itself = ["-m", "harness.testbed.mounts.table"] if node.is_remote else [__file__]
@@ -96,6 +92,18 @@ def mounted(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> I
         except ChildError as error:
             raise MountError(f"{point} on host {node.host}: {child.stderr_lines(1) or error}") from error
         yield int(str(ready["pid"]))
+
+
+def wait_for_line(server: Child, words: bytes, timeout_s: float, what: str) -> None:
+    """Wait until a server prints a line with some words. Raises MountError, with its lines, when it does not."""
+    lines: list[str] = []
+    try:
+        while (line := server.read_line(timeout_s)) is not None and words not in line:
+            lines.append(line.decode(errors="replace").strip())
+    except ChildError as error:
+        raise MountError(f"{what} did not start: {'; '.join(lines) or error}") from error
+    if line is None:
+        raise MountError(f"{what} did not start: {'; '.join([*lines, f'not up in {timeout_s:g} s'])}")
 
 
 def main(point: Path, timeout_s: float, argv: Sequence[str]) -> int:

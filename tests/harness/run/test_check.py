@@ -6,14 +6,9 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from harness.cell.loader import make_loader
-from harness.cell.messages import CellSpec
 from harness.cli import main
-from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
-from harness.config.targets import instantiate
 from harness.errors import ConfigError
 from harness.run.check import check_components
-from harness.workloads.classification import Classification, ResNet50
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 from tests.harness.configs import experiment
@@ -134,38 +129,6 @@ def test_every_workload_is_streamed_by_default(workload, dataset):
 )
 def test_an_engine_that_cannot_run_a_workload_is_refused(overrides, message):
     assert message in refusal("+experiment=smoke", *STREAMING, *overrides)
-
-
-def spec(tmp_path, **params):
-    Samples(tmp_path, ("0.jpg",), [0], [1]).save(tmp_path / "samples.parquet")
-    return CellSpec(
-        cell_id="a",
-        out=tmp_path,
-        loader=LoaderSpec(target="loaders.pytorch.PyTorchLoader", params=params),
-        workload=ComponentSpec(target="harness.workloads.classification.ResNet50"),
-        accelerator=AcceleratorSpec(),
-        samples=tmp_path / "samples.parquet",
-        data_root=tmp_path,
-        seed=0,
-        warmup_samples=0,
-        energy_store=tmp_path / "energy.sqlite",
-    )
-
-
-def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path):
-    with pytest.raises(ConfigError, match=r"PyTorchLoader\.num_wokers: .*num_workers\?"):
-        make_loader(spec(tmp_path, num_wokers=2), ResNet50(batch_size=1), "cpu")
-
-
-def test_a_key_that_is_missing_is_named():
-    with pytest.raises(ConfigError, match=r"ResNet50.*'batch_size'"):
-        instantiate("harness.workloads.classification.ResNet50", {"image_size": 64})
-
-
-def test_what_classifiers_have_in_common_is_no_classifier():
-    with pytest.raises(TypeError, match="abstract"):
-        Classification(batch_size=1)
-    assert ResNet50(batch_size=1).name == "resnet50"
 
 
 @pytest.fixture(scope="module")

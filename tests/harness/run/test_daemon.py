@@ -131,17 +131,9 @@ def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["streaming", "streaming_emlio"])
-def test_daemons_of_experiments_have_the_congestion_control_of_the_testbed(name, shards, tmp_path):
+def test_daemons_of_experiments_have_the_congestion_control_of_the_testbed(name, tmp_path):
     shipped = yaml.safe_load(Path(f"conf/loader/{name}.yaml").read_text())["daemon"]
-    with serving(Node("storage", "test"), "127.0.0.1", shards, shipped, tmp_path / "log") as daemon:
-        argv = Path(f"/proc/{daemon.child.pid}/cmdline").read_bytes().split(b"\0")
-    assert argv[argv.index(b"--congestion") + 1] == b"kernel"
-
-
-def test_options_are_flags_and_what_is_off_is_left_out(shards, tmp_path):
-    options = loader(threads=2, congestion=None).daemon
-    with serving(Node("storage", "test"), "127.0.0.1", shards, options, tmp_path / "log") as daemon:
-        argv = Path(f"/proc/{daemon.child.pid}/cmdline").read_bytes().split(b"\0")
-        assert b"None" not in argv and b"--congestion" not in argv and b"--threads" in argv
-        assert daemon.failure() is None
-    assert not daemon.child.is_alive
+    argv = _arguments("127.0.0.1", tmp_path, shipped)
+    assert "--congestion=kernel" in argv or argv[argv.index("--congestion") + 1] == "kernel"
+    off = _arguments("127.0.0.1", tmp_path, {**shipped, "congestion": None, "threads": 7})
+    assert "None" not in off and "--congestion" not in off and "--threads" in " ".join(off)

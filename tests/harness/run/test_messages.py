@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cell.events import EventLog, read_events, read_timestamps, save_events
-from harness.cell.messages import CellSpec, CellState, RankSpec
+from harness.cell.messages import CellSpec, RankSpec
 from harness.results import cell_folder
 from harness.results.edges import find_epoch_edges
 from tests.harness.configs import experiment
@@ -41,16 +41,6 @@ def test_a_spec_comes_out_as_it_went_in(spec):
     assert received.ranks == spec.ranks
     assert (received.workload.target, received.workload.params) == (spec.workload.target, spec.workload.params)
     assert received.to_json() == sent
-
-
-def test_a_key_that_is_missing_is_named():
-    with pytest.raises(ValueError, match=r"cell_id"):
-        CellSpec.from_json(b'{"seed": 1}')
-
-
-def test_a_state_without_values_has_their_defaults():
-    state = CellState.from_json(b'{"state": "progress", "samples": 64}')
-    assert (state.state, state.samples, state.accelerator) == ("progress", 64, None)
 
 
 def test_timestamps_become_events_of_whoever_wrote_them_and_a_torn_line_is_left_out(tmp_path):

@@ -75,8 +75,8 @@ def test_servers_are_there_before_anything_is_measured():
     servers = {"cassandra": "loaders.nosql.daemon.module", "minio": "loaders.mosaic.daemon.module"}
     assert prepare.servers_of(wanted) == servers
     assert [name for name in servers if f"playbooks/{name}.sh" in " ".join(said)] == list(servers)
-    assert any(prepare.find_server("cassandra").rglob("*cassandra*.jar"))
-    assert prepare.find_server("minio").is_file()
+    assert any(prepare.find_or_make("cassandra").rglob("*cassandra*.jar"))
+    assert prepare.find_or_make("minio").is_file()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from harness.testbed.hosts.playbook import run_playbook
 from tests.hosts.namespaces import namespace_hosts, obstacles
 from tests.hosts.rack import ALLOWED
 from tests.hosts.services import ask_for_daemons, make_shards, read_daemon_health
+from tests.hosts.snapshot import differences
 from tests.testbed.conftest import Steps
 
 pytestmark = [
@@ -53,16 +54,8 @@ def play(hosts, tmp_path, monkeypatch):
 
 
 def assert_as_before(hosts, before):
-    for name, snapshot in before.items():
-        now = hosts.snapshot(name)
-        differ = {kind: set(map(str, _items(now[kind]))) ^ set(map(str, _items(snapshot[kind]))) for kind in snapshot}
-        assert not {kind: items for kind, items in differ.items() if items}, name
-
-
-def _items(part):
-    # The machine has this one for all its namespaces, and other tests widen it for a moment.
-    shared = "net.ipv4.tcp_allowed_congestion_control"
-    return [item for item in part.items() if item[0] != shared] if isinstance(part, dict) else part
+    found = {name: differences(snapshot, hosts.snapshot(name)) for name, snapshot in before.items()}
+    assert not any(found.values()), found
 
 
 def ssh_of_lead(hosts, *command, options=()):

@@ -37,22 +37,16 @@ def wait_until(condition, limit_s=40):
 
 
 def test_a_command_gets_the_rest_of_standard_input_and_its_status_comes_back(run_id):
-    with supervisor(Command(run_id=run_id, argv=("sh", "-c", "cat; exit 7"), stdin="pipe")) as child:
+    with supervisor(Command(run_id=run_id, argv=("sh", "-c", "cat; exit 7"), gets_input=True)) as child:
         child.send(b"what follows\n")
         assert child.finish(20) == b"what follows\n"
         assert child.process.returncode == 7
 
 
-def test_a_command_carries_the_runs_id_and_the_variables_it_was_given(run_id):
-    order = Command(run_id=run_id, argv=("sh", "-c", "echo $JOULEFEED_RUN $MORE"), env={"MORE": "more"}, linger_s=20)
-    with supervisor(order) as child:
-        assert child.finish(20) == f"{run_id} more\n".encode()
-
-
-def test_arguments_of_python_are_run_by_the_hosts_own_interpreter(run_id):
-    order = Command(run_id=run_id, argv=("-c", "import sys; print(sys.executable)"), is_python=True, linger_s=20)
-    with supervisor(order) as child:
-        assert child.finish(20).decode().strip() == sys.executable
+def test_arguments_of_python_are_run_by_the_hosts_own_interpreter_with_the_runs_id(run_id):
+    ask = "import os, sys; print(sys.executable, os.environ['JOULEFEED_RUN'])"
+    with supervisor(Command(run_id=run_id, argv=("-c", ask), is_python=True, linger_s=20)) as child:
+        assert child.finish(20).decode().split() == [sys.executable, run_id]
 
 
 def test_a_command_that_does_not_exist_is_named(run_id):
@@ -121,28 +115,23 @@ class TestLease:
             assert child.read_line(20) == b"up"
             yield child
 
-    def assert_nothing_left(self, run_id):
+    @pytest.mark.parametrize(
+        ("lease", "end"),
+        [
+            (100, lambda lease: lease.hang_up()),
+            (12, lambda lease: None),
+            (100, lambda lease: os.kill(lease.pid, signal.SIGKILL)),
+            (100, lambda lease: os.kill(lease.pid, signal.SIGTERM)),
+        ],
+        indirect=["lease"],
+        ids=["end of its input", "silence", "death", "signal"],
+    )
+    def test_its_end_removes_all_that_the_run_has(self, lease, command, end, run_id):
+        end(lease)
         names = RunNames(run_id, state_root())
         assert wait_until(lambda: not names.state_file.exists())
         assert processes_of_run(run_id) == []
         assert not names.folder.exists()
-
-    def test_its_end_removes_all_that_the_run_has(self, lease, command, run_id):
-        lease.process.stdin.close()
-        self.assert_nothing_left(run_id)
-        assert lease.process.wait(20) == 0
-
-    @pytest.mark.parametrize("lease", [12], indirect=True)
-    def test_silence_does_the_same(self, lease, command, run_id):
-        self.assert_nothing_left(run_id)
-
-    def test_and_so_does_its_death(self, lease, command, run_id):
-        os.kill(lease.pid, signal.SIGKILL)
-        self.assert_nothing_left(run_id)
-
-    def test_and_a_signal(self, lease, command, run_id):
-        os.kill(lease.pid, signal.SIGTERM)
-        self.assert_nothing_left(run_id)
 
     def test_a_run_that_has_a_lease_gets_no_second_one(self, lease, run_id):
         with (

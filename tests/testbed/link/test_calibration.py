@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.testbed.link.delay_calibration import Calibration, calibrate, measure_floor_ms
+from harness.testbed.link.delay_calibration import Calibration, calibrate
 
 
 class PretendLink:
@@ -56,8 +56,3 @@ def test_what_a_busy_host_adds_for_a_while_does_not_take_the_delay_away():
     link = PretendLink(overhead_ms=0.2)
     found = calibrate(0.1, 0.03, link.set_delay, link.measure)
     assert 2 * found.delay_ms + 0.03 > (0.1 + 0.03) / 2
-
-
-def test_the_floor_is_the_least_of_what_is_measured():
-    medians = iter([0.2, 0.03, 0.09])
-    assert measure_floor_ms(lambda _seconds: next(medians)) == 0.03

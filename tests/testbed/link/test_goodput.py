@@ -1,40 +1,34 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import threading
 
 import pytest
 
-from harness.testbed.link.measure.goodput import BIN_NS, FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.base import Node
+from harness.testbed.link.measure.goodput import BIN_NS, drain, flows_for, goodput_gbit, link_gbit, seconds_for
+from harness.testbed.link.measure.probe import probe_server
 from harness.testbed.link.measure.roundtrip import percentile
 
 
-def meter_with(bins: list[int]) -> FlowMeter:
-    meter = FlowMeter([])
-    meter._bins = {place: count for place, count in enumerate(bins) if count}
-    return meter
+def rate_of(bins: list[int]) -> float | None:
+    return goodput_gbit({place: count for place, count in enumerate(bins) if count})
 
 
 def gbit(bytes_per_bin: float) -> float:
     return bytes_per_bin * 8 / BIN_NS
 
 
-def test_the_ramp_does_not_count():
-    bins = [10, 50, 100, 500, 900] + [1000] * 40
-    assert meter_with(bins).goodput_gbit() == pytest.approx(gbit(1000))
-
-
-def test_a_receiver_that_takes_data_in_late_does_not_change_the_rate():
-    bins = [1000] * 60
-    bins[30:33] = [0, 0, 3000]
-    assert meter_with(bins).goodput_gbit() == pytest.approx(gbit(1000))
+@pytest.mark.parametrize(
+    "bins", [[10, 50, 100, 500, 900] + [1000] * 40, [1000] * 30 + [0, 0, 3000] + [1000] * 27], ids=["ramp", "late"]
+)
+def test_neither_the_ramp_nor_data_that_is_taken_in_late_changes_the_rate(bins):
+    assert rate_of(bins) == pytest.approx(gbit(1000))
 
 
 @pytest.mark.parametrize("bins", [[], [1000], [1000] * 5])
 def test_too_little_data_gives_no_rate(bins):
-    assert meter_with(bins).goodput_gbit() is None
+    assert rate_of(bins) is None
 
 
 def test_headers_are_added_to_full_segments():
@@ -51,23 +45,13 @@ def test_a_percentile_is_interpolated(share, expected):
     assert percentile([4, 1, 3, 2], share) == expected
 
 
-def test_a_pump_sends_nothing_before_it_is_asked_and_stops_when_told():
-    stop_read, stop_write = os.pipe()
-    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
-        pump = FlowPump(listener, stop_read, socket.socket.close)
-        pumping = threading.Thread(target=pump.run, args=(lambda: False,))
-        pumping.start()
-        flows = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(3)]
+@pytest.mark.process
+def test_the_server_sends_nothing_before_it_is_asked():
+    with probe_server(Node("storage", "flowtest")) as port, contextlib.ExitStack() as stack:
+        flows = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
         flows[0].settimeout(0.1)
         with pytest.raises(TimeoutError):
             flows[0].recv(1)
         for flow in flows:
             flow.setblocking(False)
-        meter = FlowMeter(flows)
-        meter.drain(0.2)
-        assert meter.goodput_gbit() > 0
-        os.close(stop_write)
-        pumping.join(5)
-        assert not pumping.is_alive()
-        pump.close()
-    os.close(stop_read)
+        assert goodput_gbit(drain(flows, 0.2)) > 0

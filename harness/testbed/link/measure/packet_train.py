@@ -209,9 +209,7 @@ class TrainControl:
 def carried_gbit(arrivals: list[tuple[int, int]], packet_bytes: int) -> float | None:
     """Return the rate in Gbit/s at which the middle of a train arrived; None where too little did.
 
-    Args:
-        arrivals: (ns, packets so far), in order.
-        packet_bytes: IP bytes of a packet.
+    `arrivals` are (ns, packets so far) in order, and `packet_bytes` the IP bytes of a packet.
     """
     if not arrivals or not (total := arrivals[-1][1]):
         return None

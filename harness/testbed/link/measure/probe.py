@@ -16,14 +16,15 @@ import select
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
-from harness.testbed.link.measure.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.measure.goodput import drain, flows_for, goodput_gbit, link_gbit, pump, seconds_for
 from harness.testbed.link.measure.packet_train import TrainControl, answer_train, carried_gbit, full_train, loss_train
 from harness.testbed.link.measure.roundtrip import Pinger, percentile, spread
 from harness.testbed.link.namespace import MTU
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 MODULE = ["-m", "harness.testbed.link.measure.probe"]
 CONNECT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
+LOOK_S = 1.0
 RTT_SHARE = 0.25
 """Share of the time that goes to round trips; the rest goes to the rate."""
 PINGS_MIN, PINGS_MAX, PINGS_S = 30, 120, 3.0
@@ -51,8 +53,7 @@ NICE = -15
 def probe_server(storage: Node) -> Iterator[int]:
     """Run the probe's server on the storage node, and yield its port.
 
-    Raises:
-        TestbedError: the server did not start.
+    Raises TestbedError when the server did not start.
     """
     argv = [sys.executable, *MODULE, "serve", storage.address]
     with storage.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
@@ -63,55 +64,44 @@ def probe_server(storage: Node) -> Iterator[int]:
         yield port
 
 
-def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime) -> ProbeResult:
+def probe(compute: Node, host: str, port: int, regime: Regime) -> ProbeResult:
     """Measure the idle link's round trip and rate; about 0.4 s when near, 0.7 s at 30 ms, 2.5 s at 150 ms.
 
     Where the regime has jitter or loss, they are measured too, and the rate by UDP, as TCP's goodput sinks with loss
     by design; that takes up to 10 s. So is the rate of a regime with paths, which only TCP takes.
 
     Args:
-        run_in_compute: runs a command on the compute node and returns its standard output.
+        compute: the compute node, on which it measures.
         host: address of the server on the storage node.
         port: port of that server.
         regime: what the link is set to; it decides how long and with how many flows to measure.
 
-    Raises:
-        TestbedError: a local regime, no answer, or one that cannot be read.
+    Raises TestbedError for a local regime, no answer, or one that cannot be read.
     """
     if regime.rate_gbit is None:
         raise TestbedError(f"regimes.{regime.name}.rate_gbit is null: a local regime has no link to probe")
     if regime.jitter_ms or regime.loss_pct or regime.paths:
         asked = {"rtt_ms": regime.rtt_ms, "rate_gbit": regime.rate_gbit}
         asked |= {"jitter_ms": regime.jitter_ms, "loss_pct": regime.loss_pct}
-        return _measure(run_in_compute, host, port, **asked)
+        return _measure(compute, host, port, **asked)
     flows = flows_for(regime.rtt_ms, regime.rate_gbit)
     seconds = seconds_for(regime.rtt_ms, regime.rate_gbit, flows) / (1 - RTT_SHARE)
-    return _measure(run_in_compute, host, port, seconds=seconds, flows=flows)
+    return _measure(compute, host, port, seconds=seconds, flows=flows)
 
 
 def probe_nodes(compute: Node, storage: Node, regime: Regime) -> ProbeResult:
     """Measure as `probe` does between two nodes, with a server on the storage node meanwhile; raises as `probe`."""
     with probe_server(storage) as port:
-        return probe(compute.run, storage.address, port, regime)
+        return probe(compute, storage.address, port, regime)
 
 
-def rtt_between(compute: Node, storage: Node) -> ProbeResult:
-    """Measure only the round trip between two nodes, with a server on the storage node; raises as `rtt_probe`."""
-    with probe_server(storage) as port:
-        return rtt_probe(compute.run, storage.address, port)
+def rtt_probe(compute: Node, host: str, seconds: float = 0.3) -> ProbeResult:
+    """Measure the round trip alone, to a host's kernel: it needs no server. Raises TestbedError as `probe`."""
+    return _measure(compute, host, 0, seconds=seconds, flows=0)
 
 
-def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, seconds: float = 0.3) -> ProbeResult:
-    """Measure only the idle link's round trip.
-
-    Raises:
-        TestbedError: no answer, or one that cannot be read.
-    """
-    return _measure(run_in_compute, host, port, seconds=seconds, flows=0)
-
-
-def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, **arguments: float) -> ProbeResult:
-    output = run_in_compute([sys.executable, *MODULE, "measure", host, str(port), json.dumps(arguments)])
+def _measure(compute: Node, host: str, port: int, **arguments: float) -> ProbeResult:
+    output = compute.run([sys.executable, *MODULE, "measure", host, str(port), json.dumps(arguments)])
     try:
         return ProbeResult(**json.loads(output))
     except (ValueError, TypeError) as error:
@@ -121,8 +111,7 @@ def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, *
 def measure(host: str, port: int, *, seconds: float, flows: int) -> ProbeResult:
     """Measure from this process; `flows` 0 leaves the rate out.
 
-    Raises:
-        OSError: the server cannot be reached, or stops answering.
+    Raises OSError when the server cannot be reached, or stops answering.
     """
     with contextlib.ExitStack() as stack:
         pinger = stack.enter_context(Pinger(host))
@@ -138,10 +127,8 @@ def measure(host: str, port: int, *, seconds: float, flows: int) -> ProbeResult:
         for connection in connections:
             _finish_connecting(connection)
         segment_bytes = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        meter = FlowMeter(connections)
-        meter.drain((1 - RTT_SHARE) * seconds)
-        goodput_gbit = meter.goodput_gbit()
-        return _result(trips, None if goodput_gbit is None else link_gbit(goodput_gbit, segment_bytes))
+        goodput = goodput_gbit(drain(connections, (1 - RTT_SHARE) * seconds))
+        return _result(trips, None if goodput is None else link_gbit(goodput, segment_bytes))
 
 
 def measure_impaired(
@@ -149,8 +136,7 @@ def measure_impaired(
 ) -> ProbeResult:
     """Measure from this process a link that is set to these; the arguments decide how much is sent, and how quickly.
 
-    Raises:
-        OSError: the server cannot be reached, or stops answering.
+    Raises OSError when the server cannot be reached, or stops answering.
     """
     # So far apart no packet waits for the one before it, which the link would not let it overtake.
     spacing_ms = max(PING_SPACING_MS, PING_JITTERS * jitter_ms)
@@ -197,12 +183,25 @@ def _result(trips: list[int], rate_gbit: float | None) -> ProbeResult:
 
 
 def serve(host: str) -> None:
-    """Answer on a free port of `host` until standard input ends or the parent dies."""
+    """Answer on a free port of `host` until standard input ends or the parent dies, each connection in a thread.
+
+    A connection whose first byte opens a JSON object asks for trains of packets; any other one asks for a flow.
+    """
     parent = os.getppid()
     with socket.create_server((host, 0), backlog=64) as listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        with contextlib.closing(FlowPump(listener, sys.stdin.fileno(), answer_train)) as pump:
-            pump.run(lambda: os.getppid() != parent)
+        while os.getppid() == parent:
+            ready, _, _ = select.select((sys.stdin, listener), (), (), LOOK_S)
+            if sys.stdin in ready:
+                return
+            if listener in ready:
+                threading.Thread(target=_answer, args=listener.accept()[:1], daemon=True).start()
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(ConnectionError):
+        if first := connection.recv(1, socket.MSG_PEEK):
+            (answer_train if first == b"{" else pump)(connection)
 
 
 def main(command: str, host: str, *options: str) -> int:

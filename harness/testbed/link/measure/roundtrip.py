@@ -13,6 +13,8 @@ import time
 from statistics import NormalDist
 from typing import Self
 
+from harness.testbed.link.userspace.tun import ones_sum
+
 ECHO_REQUEST, ECHO_REPLY = 8, 0  # RFC 792
 NORMAL_P10_TO_P90 = 2 * NormalDist().inv_cdf(0.9)
 HEADER = struct.Struct("!BBHHH")
@@ -32,11 +34,7 @@ GRACE_NS = 1_000_000_000
 class Pinger:
     """An ICMP socket of the calling thread's network namespace; it stays there, whichever thread uses it.
 
-    Args:
-        host: IPv4 address to ping.
-
-    Raises:
-        PermissionError: this process has no CAP_NET_RAW.
+    It pings one IPv4 address. Raises PermissionError when this process has no CAP_NET_RAW.
     """
 
     def __init__(self, host: str) -> None:
@@ -68,8 +66,7 @@ class Pinger:
         Returns:
             Round-trip times in ns, in the order of arrival; requests that were lost have none.
 
-        Raises:
-            TimeoutError: nothing came back within 1 s of the last request.
+        Raises TimeoutError when nothing came back within 1 s of the last request.
         """
         clock = time.monotonic_ns
         trips: list[int] = []
@@ -127,7 +124,8 @@ class Pinger:
     def _request(self, sequence: int, now_ns: int) -> bytes:
         payload = STAMP.pack(now_ns, time.time_ns())
         header = HEADER.pack(ECHO_REQUEST, 0, 0, self._identifier, sequence & 0xFFFF)
-        return HEADER.pack(ECHO_REQUEST, 0, _checksum(header + payload), self._identifier, sequence & 0xFFFF) + payload
+        checksum = ~ones_sum(header + payload) & 0xFFFF
+        return HEADER.pack(ECHO_REQUEST, 0, checksum, self._identifier, sequence & 0xFFFF) + payload
 
     def _answer(self, reply: bytes) -> tuple[int, int, int] | None:
         """Read sequence number and sending times from an answer to this; None for what else the socket hears."""
@@ -155,11 +153,3 @@ def spread(values: list[int]) -> float:
     A few outliers, which a busy host causes, do not move it.
     """
     return (percentile(values, 0.9) - percentile(values, 0.1)) / NORMAL_P10_TO_P90
-
-
-def _checksum(message: bytes) -> int:
-    """The Internet checksum (RFC 1071) of a message of even length."""
-    total: int = sum(struct.unpack(f"!{len(message) // 2}H", message))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF

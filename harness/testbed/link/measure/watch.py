@@ -48,11 +48,7 @@ SCHEMA: Final = pa.schema([("utc_ns", pa.int64()), ("rtt_ms", pa.float64()), ("c
 def ping_bytes(pings: Iterable[Ping], start_ns: int, end_ns: int, header_bytes: int) -> tuple[int, int]:
     """Return the bytes that the pings themselves had an interface receive and send between two instants (UTC ns).
 
-    Args:
-        pings: the watch's.
-        start_ns: the first instant.
-        end_ns: the last instant.
-        header_bytes: what the interface counts of a packet beyond its IP packet.
+    `header_bytes` is what the interface counts of a packet beyond its IP packet.
     """
     packet_bytes = PACKET_BYTES + header_bytes
     received = sent = 0
@@ -63,15 +59,9 @@ def ping_bytes(pings: Iterable[Ping], start_ns: int, end_ns: int, header_bytes: 
 
 
 class LinkWatch:
-    """Pings from when it is started until it is left; then writes the file.
+    """Pings the address `peer` from a node of this host, from when it is started until it is left; then writes a file.
 
-    Args:
-        compute: the node whose end of the link is watched; it is on this host.
-        peer: address at the other end.
-        path: the file to write.
-
-    Raises:
-        TestbedError: where it is left: the link could not be pinged to the end.
+    Raises TestbedError, where it is left, when the link could not be pinged to the end.
     """
 
     def __init__(self, compute: Node, peer: str, path: Path) -> None:

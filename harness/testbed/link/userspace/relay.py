@@ -4,8 +4,7 @@ It makes a TUN device in each namespace and carries packets between them. It ans
 (`joulefeed.calls`); the end of standard input ends the process.
 
     set(directions, paths)    fields of Impairment, storage to compute first; of each path both directions at once
-    counters()                -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0, "pause_s": 0.0,
-                                  "paths": [{...}]}
+    counters()                -> fields of LinkCounters
 """
 
 from __future__ import annotations
@@ -143,7 +142,6 @@ class Relay:
         return {
             # A path that is too slow for its connections drops packets as it is asked to.
             "drops": sum(line.drops for line in self._links) + self._write_drops,
-            "lost": sum(line.lost for line in self._lines),
             "packets": sum(line.packets for line in self._lines),
             "bytes": sum(line.bytes for line in self._lines),
             "cpu_s": time.process_time(),

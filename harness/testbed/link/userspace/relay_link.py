@@ -2,53 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import harness
 from harness.config.regime import Regime
 from harness.errors import TestbedError
+from harness.system.process import RUN_VARIABLE, run_environment
 from harness.testbed.link.base import LinkCounters, ShapedLink
-from harness.testbed.link.namespace import INTERFACE, inside
+from harness.testbed.link.namespace import INTERFACE, run_in
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
 from harness.testbed.link.userspace.delay_line import Impairment
-from harness.testbed.link.userspace.paths import PathCounters
 from joulefeed.calls import CallError, call
 from joulefeed.child import Child, ChildError
 
 ANSWER_TIMEOUT_S = 20.0
 TBF_PROBE = ("rate", "1gbit", "burst", "128kb", "limit", "1mb")
-DEVICE_DROPS_FIELD = 11
-"""Column of transmit drops in /proc/net/dev, counted from 0 after the name."""
 
 
 class RelayLink(ShapedLink):
     """Packets pass through a relay process that delays them; the kernel's tbf caps the rate where it has it.
 
-    Args:
-        storage_namespace: path of the namespace of the storage side.
-        compute_namespace: path of the namespace of the compute side.
-        cap_interface: interface of both namespaces whose rate tbf caps. Between routers it is one that packets pass
-            before they are forwarded: TCP's small queues, which keep tbf's queue short, end there.
+    tbf caps the rate of `cap_interface` in both namespaces. Between routers it is one that packets pass before they are
+    forwarded: TCP's small queues, which keep tbf's queue short, end there.
 
-    Raises:
-        TestbedError: no TUN device, no permission, or the relay did not start.
+    Raises TestbedError when there is no TUN device or no permission, or the relay did not start.
     """
 
     kind = "relay"
     has_paths = True
 
-    def __init__(self, storage_namespace: str, compute_namespace: str, cap_interface: str = INTERFACE) -> None:
+    def __init__(
+        self, storage_namespace: str, compute_namespace: str, cap_interface: str = INTERFACE, run_id: str = ""
+    ) -> None:
         super().__init__(storage_namespace, compute_namespace)
         self._cap_interface = cap_interface
         self._kernel_caps = kernel_has(storage_namespace, "tbf", *TBF_PROBE)
         self._rate_gbit: float | None = None
         argv = [sys.executable, "-m", "harness.testbed.link.userspace.relay", storage_namespace, compute_namespace]
-        packages = [str(Path(harness.__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, packages))}
+        environment = run_environment(run_id or os.environ.get(RUN_VARIABLE, ""))
         self._relay = Child(argv, env=environment, keep_stderr=True)
         try:
             try:
@@ -101,21 +95,13 @@ class RelayLink(ShapedLink):
     def counters(self) -> LinkCounters:
         """Read the cumulative counters: the relay's, and the drops before it in qdisc and device.
 
-        Raises:
-            TestbedError: the relay is gone.
+        Raises TestbedError when the relay is gone.
         """
-        relayed = self._ask("counters")
+        relayed = LinkCounters.of(self._ask("counters"))
         before_relay = sum(
-            qdisc_counts(each, self._cap_interface).drops + _device_drops(each) for each in self._namespaces
+            qdisc_counts(each, self._cap_interface)["drops"] + _device_drops(each) for each in self._namespaces
         )
-        return LinkCounters(
-            drops=int(relayed["drops"]) + before_relay,
-            packets=int(relayed["packets"]),
-            bytes=int(relayed["bytes"]),
-            cpu_s=relayed["cpu_s"],
-            pause_s=relayed["pause_s"],
-            paths=tuple(PathCounters(**path) for path in relayed["paths"]),
-        )
+        return replace(relayed, drops=relayed.drops + before_relay)
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the link and its calibration."""
@@ -140,12 +126,5 @@ class RelayLink(ShapedLink):
 
 def _device_drops(namespace: str) -> int:
     """Count the packets that the device's ring had no room for."""
-
-    def read() -> int:
-        for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-            name, _, columns = line.partition(":")
-            if name.strip() == INTERFACE:
-                return int(columns.split()[DEVICE_DROPS_FIELD])
-        return 0
-
-    return inside(namespace, read)
+    (device,) = json.loads(run_in(namespace, ["ip", "-s", "-j", "link", "show", "dev", INTERFACE]))
+    return int(device["stats64"]["tx"]["dropped"])

@@ -32,8 +32,7 @@ FIN, PSH, CWR = 0x01, 0x08, 0x80
 def open_tun(name: str) -> int:
     """Make the TUN device in the calling thread's network namespace; it lives as long as the descriptor.
 
-    Raises:
-        TestbedError: /dev/net/tun is missing or closed to this user, or the name is taken.
+    Raises TestbedError when /dev/net/tun is missing or closed to this user, or the name is taken.
     """
     try:
         descriptor = os.open(TUN_PATH, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,9 +56,7 @@ def open_tun(name: str) -> int:
 def wire_size(packet: bytes) -> tuple[int, int]:
     """Return how many IP packets a read of the device contains, and how many bytes they have on the wire.
 
-    Args:
-        packet: the virtio header and the IP packet, which may be a super-packet that repeats its headers
-            once per segment on a real wire.
+    It contains the virtio header and a packet, which may be a super-packet: a wire repeats its headers in each segment.
     """
     length = len(packet) - VNET_HEADER_BYTES
     _, gso_type, _, gso_size, csum_start, _ = VNET_HEADER.unpack_from(packet)
@@ -99,13 +96,13 @@ def _segments(packet: bytes, first: int, end: int, count: int) -> bytes:
     struct.pack_into(">H", headers, IP_LENGTH, total)
     struct.pack_into(">H", headers, IP_ID, (ident + first) & 0xFFFF)
     struct.pack_into(">H", headers, IP_CHECKSUM, 0)
-    struct.pack_into(">H", headers, IP_CHECKSUM, ~_sum(headers[:tcp]) & 0xFFFF)
+    struct.pack_into(">H", headers, IP_CHECKSUM, ~ones_sum(headers[:tcp]) & 0xFFFF)
     (sequence,) = struct.unpack_from(">I", headers, tcp + TCP_SEQUENCE)
     struct.pack_into(">I", headers, tcp + TCP_SEQUENCE, (sequence + first * gso_size) & 0xFFFFFFFF)
     headers[tcp + TCP_FLAGS] &= 0xFF & ~((CWR if first else 0) | (FIN | PSH if end < count else 0))
     # The kernel completes the checksum, which holds the sum of the pseudo-header until then.
     pseudo = headers[IP_ADDRESSES : IP_ADDRESSES + 8] + struct.pack(">HH", IP_TCP, total - tcp)
-    struct.pack_into(">H", headers, tcp + TCP_CHECKSUM, _sum(pseudo))
+    struct.pack_into(">H", headers, tcp + TCP_CHECKSUM, ones_sum(pseudo))
     gso_type, gso_size = (gso_type, gso_size) if end - first > 1 else (GSO_NONE, 0)
     return VNET_HEADER.pack(flags, gso_type, hint, gso_size, tcp, csum_offset) + bytes(headers) + payload
 
@@ -116,7 +113,7 @@ def _header_bytes(packet: bytes, tcp: int) -> int:
     return tcp + 4 * words
 
 
-def _sum(data: bytes | bytearray) -> int:
+def ones_sum(data: bytes | bytearray) -> int:
     """Return the ones' complement sum of 16-bit words (RFC 1071)."""
     total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
