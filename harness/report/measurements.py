@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.report.intervals import Ratio, compare_cells
-from harness.results.epoch_row import make_schema
+from harness.results.epoch_row import EpochRow, make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
@@ -18,21 +19,17 @@ from harness.results.reader import Results
 def epochs(results: Results) -> pd.DataFrame:
     """Return a row for every epoch that was measured, by order of loader and workload in the config.
 
-    Columns: those of metrics.csv, `workload`, `regime`, `repeat`, `loader` (its key), `base` (the section that it comes
-    from), `setting` (the value of its sweep, NaN without one), `valid`, `setup_s`, `duration_s`, `stall_s`, `samples`,
-    `bytes`, `samples_per_s`, `au`, `cpu_util`, `gpu_util`.
+    Columns: those of epochs.csv and metrics.csv, with `valid` true or false; `base` (the section that the loader comes
+    from) and `setting` (the value of its sweep, NaN without one).
     """
     order = {key: place for place, key in enumerate(results.loaders)}
-    rows = [
-        {
-            **{name: getattr(row, name) for name in EPOCH_COLUMNS if name not in ("base", "setting")},
-            "base": find_base(results, row.loader),
-            "setting": _setting(results, row.loader),
-            "valid": row.is_valid,
-        }
-        for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
-    ]
-    frame = pd.DataFrame(rows, columns=EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
+    rows = sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
+    frame = pd.DataFrame([asdict(row) for row in rows], columns=make_schema(EpochRow).names)
+    frame = frame.astype(dict.fromkeys(_NUMBERS, "float64")).assign(
+        base=[find_base(results, row.loader) for row in rows],
+        setting=pd.Series([_setting(results, row.loader) for row in rows], dtype="float64"),
+        valid=[row.is_valid for row in rows],
+    )
     stored = _metrics(results.folder / "metrics.parquet")
     joined: pd.DataFrame = frame.merge(stored, "left", ["cell_id", "epoch"])
     return joined
@@ -91,18 +88,10 @@ def find_base(results: Results, loader: str) -> str:
 
 
 _NUMBERS = [
-    "setting",
-    "setup_s",
-    "duration_s",
-    "stall_s",
-    "samples",
-    "bytes",
-    "samples_per_s",
-    "au",
-    "cpu_util",
-    "gpu_util",
+    *(one.name for one in make_schema(EpochRow) if pa.types.is_floating(one.type)),
+    *("samples", "bytes"),
 ]
-EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
+EPOCH_COLUMNS = [*make_schema(EpochRow).names, "base", "setting"]
 _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 
 

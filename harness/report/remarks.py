@@ -14,7 +14,7 @@ from harness.report.figures.sentences import fill, read_sentences
 from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
 from harness.report.summary import LoaderGroup, Stat
-from harness.results.cells import CellResult, EnergyRecord, HostRecord
+from harness.results.cells import CellResult, EnergyRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.results.reader import Results
@@ -65,7 +65,7 @@ def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Cavea
 def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
     """Return the facts that caveats are about, by the name that the templates use."""
     records = [cell.record for cell in results.cells if cell.record]
-    agents: list[EnergyRecord | HostRecord] = []
+    agents: list[EnergyRecord] = []
     for record in records:
         agents += [record.energy, *record.hosts]
     limit = results.experiment.checks.idle_cpu_pct / 100
@@ -142,7 +142,7 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     return [facts] if rows else []
 
 
-def _idle(host: str, agent: EnergyRecord | HostRecord) -> _Facts:
+def _idle(host: str, agent: EnergyRecord) -> _Facts:
     """Return the idle power from which joules of a host are net, of the last session."""
     names = [one.domain if one.device == one.domain else f"{one.device} {one.domain}" for one in agent.idle]
     watts = [f"{significant(one.watts)} W ({name})" for one, name in zip(agent.idle, names, strict=True)]

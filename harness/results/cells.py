@@ -82,11 +82,11 @@ class SensorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyRecord:
-    """How the energy of a cell was sampled."""
+    """How a host's energy was sampled during a cell."""
 
     interval_ms: float
     offset_ns: int = 0
-    """The clock of the readings minus the monotonic clock."""
+    """The clock of the readings minus the monotonic clock; of another host minus the lead's UTC."""
     series: Sequence[SensorRecord] = ()
     unreadable: Sequence[SensorRecord] = ()
     events: Sequence[Event] = ()
@@ -110,21 +110,12 @@ class HostClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostRecord:
+class HostRecord(EnergyRecord):
     """Another host of a cell: how its energy was sampled, and its clock before and after the cell."""
 
     host: str
     """Its name in the inventory, and `node` of its readings."""
     roles: Sequence[str]
-    interval_ms: float
-    offset_ns: int
-    """The clock of its readings minus the lead's UTC."""
-    series: Sequence[SensorRecord] = ()
-    unreadable: Sequence[SensorRecord] = ()
-    events: Sequence[Event] = ()
-    idle: Sequence[Baseline] = ()
-    """What each of its series drew before the first cell of the session. Empty where no baseline was taken."""
-    idle_cpu_util: float | None = None
     clock_before: HostClock
     clock_after: HostClock
 

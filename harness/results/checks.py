@@ -22,7 +22,7 @@ from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
 from harness.results.edges import find_epoch_edges, measure_early, measure_others
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
-from harness.results.make_rows import list_channels, make_rank_rows, to_readings_ns
+from harness.results.make_rows import make_rank_rows, to_readings_ns
 from harness.results.metrics import summarize_pings
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
@@ -313,17 +313,11 @@ def _check_early_work(epoch: _JudgedEpoch) -> Check:
 
 def _check_ticks(epoch: _JudgedEpoch, host: HostRecord | None = None) -> Check:
     """Judge how many ticks the energy agent of a host missed; by default of the host that drives the run."""
-    readings, energy = epoch.data.readings_of(host), epoch.data.cell.energy
-    expected = f"< {epoch.limits.missed_ticks_pct:g} % of the ticks"
-    if host is None:
-        series = list_channels(readings, energy).series
-        span_ns = to_readings_ns(epoch.start, energy), to_readings_ns(epoch.end, energy)
-    else:
-        expected += f" of host {host.host}"
-        series = frozenset((one.device, one.domain, one.source) for one in host.series)
-        span_ns = epoch.start["utc_ns"] + host.offset_ns, epoch.end["utc_ns"] + host.offset_ns
-    interval_ms = (host or energy).interval_ms
-    missed, due = missed_ticks(readings, series, *span_ns, round(interval_ms * 1e6))
+    energy = host or epoch.data.cell.energy
+    expected = f"< {epoch.limits.missed_ticks_pct:g} % of the ticks" + (f" of host {host.host}" if host else "")
+    series = frozenset((one.device, one.domain, one.source) for one in energy.series)
+    span_ns = to_readings_ns(epoch.start, energy), to_readings_ns(epoch.end, energy)
+    missed, due = missed_ticks(epoch.data.readings_of(host), series, *span_ns, round(energy.interval_ms * 1e6))
     share = 100 * missed / max(1, due)
     actual = f"{missed} of {due} ticks ({share:.1f} %)"
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Channels, Domain, Energy, EnergyComponent, NodeEnergy, Reading, add_up, channels_of, energy_of
+from energymon import Domain, Energy, EnergyComponent, NodeEnergy, add_up, channels_of, energy_of
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
@@ -26,7 +26,7 @@ from harness.results.attributed import (
     measure_stalled_joules,
 )
 from harness.results.cell_folder import CellData, EpochBatches
-from harness.results.cells import CellRecord, EnergyRecord, HostRecord, SensorRecord
+from harness.results.cells import CellRecord, EnergyRecord, HostRecord
 from harness.results.edges import add_known, find_epoch_edges, find_rank_edges, measure_growth
 from harness.results.epoch_row import DOMAINS, EpochRow, RankRow
 
@@ -49,8 +49,8 @@ def _compute_setup_s(events: Iterable[CellEvent]) -> float | None:
 
 
 def to_readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
-    """Return when an event was by the clock of the cell's energy readings, ns. That clock is never set."""
-    return int(event["mono_ns"] + energy.offset_ns)
+    """Return when an event was by the clock of a host's energy readings, ns. That clock is never set."""
+    return int(event["utc_ns" if isinstance(energy, HostRecord) else "mono_ns"] + energy.offset_ns)
 
 
 def select_resources(resources: Iterable[Resources], start: CellEvent, end: CellEvent) -> list[Resources]:
@@ -67,9 +67,9 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     given: dict[Domain, Sequence[Energy]] = {}
     if cell.accelerator.emulated:
         given["gpu"] = _estimate_published_energy(cell.accelerator, batches, duration_s)
-    own = data.readings_of(None)
-    lead = _measure_lead(own, start, end, cell, given)
-    others = {host.host: _measure_host(data.readings_of(host), start, end, host, cell) for host in cell.hosts}
+    lead = _measure_host(data, None, start, end, given)
+    elsewhere: dict[Domain, Sequence[Energy]] = {"gpu": []} if cell.accelerator.emulated else {}
+    others = {host.host: _measure_host(data, host, start, end, elsewhere) for host in cell.hosts}
     energy = _add_hosts(lead, list(others.values()))
     training = [lead, *(others[host.host] for host in cell.hosts if "compute" in host.roles)]
     storing = [others[host.host] for host in cell.hosts if "compute" not in host.roles]
@@ -116,7 +116,7 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         j_per_sample=_divide(total, samples),
         cpu_net_j=cpu.net_j if cpu else None,
         idle_j=cpu.idle_j if cpu else None,
-        stalled_j=_measure_stalled_j(data, own, lead, start, batches),
+        stalled_j=_measure_stalled_j(data, lead, start, batches),
         **by_part,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
     )
@@ -132,41 +132,28 @@ def _divide_by_host(
     return add_parts([divide_cpu_joules(energies[host], of.get("busy", 0.0), of, net=net) for host, of in used.items()])
 
 
-def _measure_lead(
-    readings: Sequence[Reading],
+def _measure_host(
+    data: CellData,
+    host: HostRecord | None,
     start: CellEvent,
     end: CellEvent,
-    cell: CellRecord,
     given: Mapping[Domain, Sequence[Energy]],
 ) -> NodeEnergy:
-    """Return what the host that drives the run used between two events. `given` is as `energy_of` takes it."""
-    baselines, energy = [*cell.energy.idle], cell.energy
+    """Return what a host, by default the lead, used between two events. `given` is as `energy_of` takes it."""
+    energy, readings = host or data.cell.energy, data.readings_of(host)
+    node = host.host if host else readings[0].node if readings else ""
+    baselines = [*energy.idle]
     if baselines:
-        baselines += make_emulated_idle(cell.accelerator, (one.device for of in given.values() for one in of))
+        baselines += make_emulated_idle(data.cell.accelerator, (one.device for of in given.values() for one in of))
+    listed, gaps = ([asdict(one) for one in part] for part in (energy.series, energy.unreadable))
     return energy_of(
         readings,
-        list_channels(readings, energy),
+        channels_of({"sensors": [{"channels": listed}], "unreadable": gaps}, node),
         to_readings_ns(start, energy),
         to_readings_ns(end, energy),
         round(energy.interval_ms * 1e6),
+        clock_error_ns=host.clock_error_ns if host else 0,
         baselines=baselines or None,
-        given=given,
-    )
-
-
-def _measure_host(
-    readings: Sequence[Reading], start: CellEvent, end: CellEvent, host: HostRecord, cell: CellRecord
-) -> NodeEnergy:
-    """Return what another host used between two events of the lead; its clock's error is part of the error bound."""
-    given: dict[Domain, Sequence[Energy]] = {"gpu": []} if cell.accelerator.emulated else {}
-    return energy_of(
-        readings,
-        _make_channels(host.host, host.series, host.unreadable),
-        start["utc_ns"] + host.offset_ns,
-        end["utc_ns"] + host.offset_ns,
-        round(host.interval_ms * 1e6),
-        clock_error_ns=host.clock_error_ns,
-        baselines=host.idle or None,
         given=given,
     )
 
@@ -191,16 +178,6 @@ def _sum_j(nodes: Sequence[NodeEnergy]) -> float | None:
     return add_known(None if node.total is None else node.total.joules for node in nodes)
 
 
-def list_channels(readings: Sequence[Reading], energy: EnergyRecord) -> Channels:
-    """Return the series that the host's agent sampled."""
-    return _make_channels(readings[0].node if readings else "", energy.series, energy.unreadable)
-
-
-def _make_channels(node: str, series: Sequence[SensorRecord], unreadable: Sequence[SensorRecord]) -> Channels:
-    listed, gaps = ([asdict(one) for one in part] for part in (series, unreadable))
-    return channels_of({"sensors": [{"channels": listed}], "unreadable": gaps}, node)
-
-
 def _estimate_published_energy(
     accelerator: AcceleratorRecord, batches: EpochBatches, duration_s: float
 ) -> list[Energy]:
@@ -221,9 +198,7 @@ def _estimate_published_energy(
     ]
 
 
-def _measure_stalled_j(
-    data: CellData, readings: Sequence[Reading], energy: NodeEnergy, start: CellEvent, batches: EpochBatches
-) -> float | None:
+def _measure_stalled_j(data: CellData, energy: NodeEnergy, start: CellEvent, batches: EpochBatches) -> float | None:
     """Return the joules of the accelerator while steps waited for batches.
 
     None without an accelerator, and for real boards of several ranks: no record says which rank uses which board.
@@ -235,7 +210,7 @@ def _measure_stalled_j(
     if accelerator.kind != "cuda" or batches.rank is not None:
         return None
     start_ns = to_readings_ns(start, data.cell.energy)
-    return measure_stalled_joules(energy, readings, start_ns, batches.wait_s, batches.step_s)
+    return measure_stalled_joules(energy, data.readings_of(None), start_ns, batches.wait_s, batches.step_s)
 
 
 def _compute_drawn_j(busy_w: float, idle_w: float, busy_s: float, duration_s: float) -> float:

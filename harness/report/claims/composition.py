@@ -1,7 +1,4 @@
-"""What the batches of an epoch say: how slow samples are spread, whether they were reordered, and what samples cost.
-
-The first is what figure 11 of the MinatoLoader paper looks at, the last its table 2.
-"""
+"""What the batches of an epoch say: how slow samples are spread (MinatoLoader, figure 11), and whether reordered."""
 
 from __future__ import annotations
 
@@ -83,18 +80,6 @@ def measure_reordering(results: Results) -> Mapping[tuple[str, int], float]:
             if len(theirs.get(epoch, ())) == len(batches):
                 pairs = zip(batches, theirs[epoch], strict=True)
                 found[cell.cell_id, epoch] = float(np.mean([set(one) != set(other) for one, other in pairs]))
-    return found
-
-
-def measure_work(results: Results) -> Mapping[tuple[str, int], Mapping[str, float]]:
-    """Return `work_mean_ms` and what else there is of the preprocessing times of an epoch, by (cell id, epoch)."""
-    found: dict[tuple[str, int], Mapping[str, float]] = {}
-    for (cell_id, epoch), times in work(results).groupby(["cell_id", "epoch"])["work_s"]:
-        ms = 1e3 * times.to_numpy(np.float64)
-        median, p75, p90 = np.percentile(ms, (50, 75, 90))
-        named = {"mean": ms.mean(), "median": median, "p75": p75, "p90": p90, "low": ms.min(), "high": ms.max()}
-        named["std"] = ms.std()
-        found[str(cell_id), int(str(epoch))] = {f"work_{name}_ms": float(value) for name, value in named.items()}
     return found
 
 

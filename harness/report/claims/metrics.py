@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+_WORK: Final = {"median": "p50", "low": "min", "high": "max", **{name: name for name in ("mean", "p75", "p90", "std")}}
+WORK: Final[Mapping[str, str]] = {f"work_{name}_ms": f"work_{stored}_s" for name, stored in _WORK.items()}
+"""Preprocessing times of an epoch's samples, and the columns of metrics.csv in which they stand in s."""
+
 METRICS: Final[Mapping[str, str]] = {
     # epochs.csv
     "setup_s": "s",
@@ -34,6 +38,7 @@ METRICS: Final[Mapping[str, str]] = {
     "disk_read_bytes": "bytes",
     "read_amplification": "",
     "ranks_wait_s": "s",
+    **dict.fromkeys(WORK, "ms"),
     # of these
     "busy_share": "share",
     "until_first_batch_s": "s",
@@ -45,13 +50,6 @@ METRICS: Final[Mapping[str, str]] = {
     "slow_batch_std": "",
     "slow_first_half": "share",
     "reordered_share": "share",
-    "work_mean_ms": "ms",
-    "work_median_ms": "ms",
-    "work_p75_ms": "ms",
-    "work_p90_ms": "ms",
-    "work_low_ms": "ms",
-    "work_high_ms": "ms",
-    "work_std_ms": "ms",
 }
 """Units: s, J, share (0 to 1), bytes, ms; none for the rest.
 
@@ -65,9 +63,7 @@ with other samples than PyTorch's DataLoader has in the same batch; `work_*_ms` 
 samples: mean, median, percentiles, least, greatest and deviation.
 """
 
-BATCH_METRICS: Final = frozenset(
-    name for name in METRICS if name.startswith(("slow_", "work_")) or name == "reordered_share"
-)
+BATCH_METRICS: Final = frozenset({"slow_batch_std", "slow_first_half", "reordered_share"})
 """Those that are made of batches.parquet, which is read for them alone."""
 
 OF_SETUP: Final = frozenset({"setup_s", "until_first_batch_s"})

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from harness.cell.messages import AcceleratorRecord
 from harness.config import list_packaged
-from harness.report.claims.composition import measure_compositions, measure_reordering, measure_work
-from harness.report.claims.metrics import METRICS
+from harness.report.claims.composition import measure_compositions, measure_reordering
+from harness.report.claims.metrics import METRICS, WORK
 from harness.report.measurements import epochs
 from harness.results.reader import Results
 
@@ -47,8 +47,6 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Cl
         key = (str(record["cell_id"]), int(record["epoch"]))
         row, accelerator = stored[key], accelerators.get(key[0], AcceleratorRecord())
         known: dict[str, object] = {str(name): value for name, value in record.items()}
-        known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
-        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()}
         rate_gbit = results.experiment.regimes[row.regime].rate_gbit
         known |= {"link_share": row.mb_per_s / (125 * rate_gbit)} if row.mb_per_s and rate_gbit else {}
         known |= batches.get(key, {})
@@ -74,8 +72,6 @@ def _read_batches(results: Results, metrics: Collection[str]) -> Mapping[tuple[s
         parts.append({key: one.figures for key, one in measure_compositions(results).items()})
     if "reordered_share" in metrics:
         parts.append({key: {"reordered_share": share} for key, share in measure_reordering(results).items()})
-    if any(name.startswith("work_") for name in metrics):
-        parts.append(measure_work(results))
     keys = {key for part in parts for key in part}
     return {key: {name: value for part in parts for name, value in part.get(key, {}).items()} for key in keys}
 
@@ -114,6 +110,9 @@ def _divide(above: object, below: float) -> float:
 def _values(record: Mapping[str, object]) -> Mapping[str, float]:
     numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
     known = {name: float(numbers[name]) for name in METRICS if name in numbers and not math.isnan(numbers[name])}
+    for metric, stored in WORK.items():
+        if not math.isnan(work_s := numbers.get(stored, math.nan)):
+            known[metric] = 1e3 * work_s
     if known.get("duration_s") and "stall_s" in known:
         known["busy_share"] = 1 - known["stall_s"] / known["duration_s"]
     if "setup_s" in known and "first_batch_s" in known:

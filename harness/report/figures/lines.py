@@ -149,7 +149,7 @@ def _draw_facet(axes: Axes, spec: Lines, results: Results, found: LoaderLines, f
     elif facet.measure in ("connections", "all_connections"):
         _draw_connections(axes, facet)
     elif facet.loader:
-        every = [getattr(one, facet.measure) for one in found[facet.workload].values()]
+        every = [one.rate(facet.measure) for one in found[facet.workload].values()]
         _draw_rate(axes, facet, _find_top(every))
     else:
         _draw_loaders(axes, facet.here)
@@ -170,7 +170,7 @@ def _find_level(spec: Lines, facet: _Facet) -> float | None:
 def _draw_use(axes: Axes, one: Timeline, paper: float | None) -> None:
     """Draw both uses in per cent over seconds; `paper` is the paper's mean use of the accelerator, 0 to 1."""
     busy = one.line(100 * one.accelerator_util)
-    axes.plot(*one.line(100 * one.cpu_util), color=_CPU, linewidth=1.2, zorder=2)
+    axes.plot(*one.line(100 * one.rate("cpu_util")), color=_CPU, linewidth=1.2, zorder=2)
     axes.plot(*busy, color=_ACCELERATOR, linewidth=1.7, zorder=3)
     axes.fill_between(*busy, color=_ACCELERATOR, alpha=0.14, linewidth=0)
     if paper is not None:
@@ -188,7 +188,7 @@ def _mark_epochs(axes: Axes, one: Timeline) -> None:
 def _draw_rate(axes: Axes, facet: _Facet, top: float) -> None:
     """Draw the rate of one loader with its mean dotted."""
     one, colour = facet.here[facet.loader], choose_colour(facet.loader)
-    values = getattr(one, facet.measure)
+    values = one.rate(facet.measure)
     axes.plot(one.at_s, values, color=colour, linewidth=1.5)
     axes.fill_between(one.at_s, values, color=colour, alpha=0.14, linewidth=0)
     _mark_epochs(axes, one)
@@ -208,12 +208,12 @@ def _draw_loaders(axes: Axes, here: Mapping[str, Timeline]) -> None:
     """Draw a line of throughput a loader, dotted without valid rows, with an upright line where its training ends."""
     for one in here.values():
         if one.is_bound:
-            axes.axhline(one.mean(one.mb_per_s) or 0.0, color=INK, linestyle=_DASHED, linewidth=1.1)
+            axes.axhline(one.mean(one.rate("mb_per_s")) or 0.0, color=INK, linestyle=_DASHED, linewidth=1.1)
     for loader, one in list_readers(here).items():
         style, colour, wider = "-" if one.trusted else _INVALID, choose_colour(loader), loader == _OURS
-        axes.plot(*one.line(one.mb_per_s), color=colour, linestyle=style, linewidth=1.5 + 0.5 * wider)
+        axes.plot(*one.line(one.rate("mb_per_s")), color=colour, linestyle=style, linewidth=1.5 + 0.5 * wider)
         axes.axvline(one.duration_s, color=colour, linewidth=1.2 + 0.4 * wider, zorder=1)
-    axes.set_ylim(0, 1.08 * max(float(one.mb_per_s.max()) for one in here.values()))
+    axes.set_ylim(0, 1.08 * max(float(one.rate("mb_per_s").max()) for one in here.values()))
 
 
 def _draw_memory(axes: Axes, here: Mapping[str, Timeline]) -> None:

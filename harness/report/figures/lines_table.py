@@ -46,8 +46,8 @@ def describe(
         return _compare(spec, workload, here, read_settled(results, workload)) if measure == "mb_per_s" else ""
     one = here[loader]
     if measure == "use":
-        use = f"accelerator {_mean_percent(one, one.accelerator_util)}, CPU {_mean_percent(one, one.cpu_util)}"
-        return f"{use}; {seconds(one.duration_s)}"
+        accelerator, cpu = (percent(one.mean(use)) for use in (one.accelerator_util, one.rate("cpu_util")))
+        return f"accelerator {accelerator}, CPU {cpu}; {seconds(one.duration_s)}"
     if measure == "batch_s":
         later = one.settled_batch_s
         return f"median {write_milliseconds(np.median(later))}, longest {write_milliseconds(later.max())}"
@@ -56,7 +56,7 @@ def describe(
         if measure == "connections" or not known.size:
             return ""
         return f"{len(known)} connections, {significant(float(known.sum(axis=0).mean()))} MB/s"
-    mean = one.mean(getattr(one, measure))
+    mean = one.mean(one.rate(measure))
     return "" if mean is None else f"mean {significant(mean)} MB/s"
 
 
@@ -169,7 +169,7 @@ def _write_mean(column: str, loader: str, every: Sequence[Timeline]) -> str:
         return f"over {len(every)} workloads, {spell(loader)}"
     if column.startswith("mean "):
         return _publish(column.removeprefix("mean "), "", loader)
-    uses = [one.mean(one.accelerator_util if column == "accelerator" else one.cpu_util) for one in every]
+    uses = [one.mean(one.accelerator_util if column == "accelerator" else one.rate("cpu_util")) for one in every]
     known = [use for use in uses if use is not None]
     return percent(sum(known) / len(known)) if len(known) == len(uses) else UNKNOWN
 
@@ -206,13 +206,9 @@ def _compare(spec: Lines, workload: str, here: Mapping[str, Timeline], frame: pd
     return f"sample-aware: {ours}" + (f"\nin the paper: {theirs}" if theirs else "")
 
 
-def _mean_percent(one: Timeline, values: Any) -> str:
-    return percent(one.mean(values))
-
-
 def _correlate(one: Timeline) -> str:
     """Return the correlation of both uses over the windows; unknown for constant ones."""
-    pair = np.stack([one.accelerator_util, one.cpu_util])
+    pair = np.stack([one.accelerator_util, one.rate("cpu_util")])
     known = pair[:, ~np.isnan(pair).any(axis=0)]
     if known.shape[1] < 3 or not known.std(axis=1).all():
         return UNKNOWN
@@ -220,7 +216,7 @@ def _correlate(one: Timeline) -> str:
 
 
 def _write_disk_reads(one: Timeline) -> str:
-    read = one.mean(one.disk_mb_per_s)
+    read = one.mean(one.rate("disk_mb_per_s"))
     return UNKNOWN if read is None else megabytes(1e6 * read * one.duration_s)
 
 
@@ -258,9 +254,9 @@ def _write_connections(read: Callable[[Any], Any]) -> Callable[[Timeline], str]:
 
 _CELLS: Final[Mapping[str, Callable[[Timeline], str]]] = {
     "time": lambda one: seconds(one.duration_s),
-    "mb_per_s": lambda one: significant(one.mean(one.mb_per_s) or 0.0),
-    "accelerator": lambda one: _mean_percent(one, one.accelerator_util),
-    "cpu": lambda one: _mean_percent(one, one.cpu_util),
+    "mb_per_s": lambda one: significant(one.mean(one.rate("mb_per_s")) or 0.0),
+    "accelerator": lambda one: percent(one.mean(one.accelerator_util)),
+    "cpu": lambda one: percent(one.mean(one.rate("cpu_util"))),
     "fluctuation": _write_fluctuation,
     "disk_read": _write_disk_reads,
     "memory": lambda one: _write_most(one.memory_mb),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,9 @@ from harness.results.edges import find_epoch_edges
 from harness.results.reader import Results
 from loaders.shared.options import as_number
 
-_Array = npt.NDArray[np.float64]
+_Array: TypeAlias = npt.NDArray[np.float64]
+_Points: TypeAlias = tuple[_Array, _Array]
+"""Times and values."""
 _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 """The smallest is the interval in which a cell's resources are sampled."""
 _MAX_WINDOWS: Final = 48
@@ -31,58 +33,84 @@ _TRANSIENT: Final = (0.1, 0.5)
 """Least and greatest share of the time in which the prefetch fills; later values are in the numbers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
-    """The epochs of one cell, one after the other, without the time between them.
+    """The epochs of one cell, one after the other, without the time between them, cut into windows.
 
-    Every array has shape (n,), a value a window; NaN is unknown. Those of memory have a value a look.
+    Times are in s since the first epoch began. Every array over the windows has shape (n,); NaN is unknown.
     """
 
-    at_s: _Array
-    """Middles of the windows, in s since the first epoch began."""
-    width_s: _Array
+    duration_s: float
+    """How long the epochs took together."""
     epoch_ends_s: tuple[float, ...]
-    """Since the first epoch began."""
-    trusted: bool
-    """Whether every epoch is valid."""
-    is_bound: bool
-    """Whether the loader reads nothing in an epoch, and bounds the others."""
-    mb_per_s: _Array
-    """A batch counts evenly over the time from the end of the step before it to the end of its own."""
-    stepping: _Array
-    """Share of the time in which a step ran, 0 to 1."""
-    cpu_util: _Array
-    """Of the host, 0 to 1."""
-    gpu_util: _Array
-    """Of the cell's board, by NVML, 0 to 1."""
-    disk_mb_per_s: _Array
-    """Read from the host's disks."""
-    memory_mb: tuple[_Array, _Array]
-    """Of the cell's processes, what they share counted once: when it was looked at, in s since the first epoch began,
-    and how much it was; both empty where it never was."""
-    gpu_memory_mb: tuple[_Array, _Array]
+    done: Mapping[str, _Points]
+    """By name of a rate (`rate`): times, and how much was done until then."""
+    memory_mb: _Points
+    """Of the cell's processes, what they share counted once: when it was looked at, and how much it was; both empty
+    where it never was."""
+    gpu_memory_mb: _Points
     """The same of memory in use on the cell's board."""
-    batches: tuple[_Array, _Array]
-    """When each batch was used up, in s since the first epoch began, and the time since the batch before it."""
-    connections_mb_per_s: _Array
-    """Of each connection; shape (connections, windows), without connections where the loader does not report them."""
-    transient_s: float
-    """How long the prefetch fills, in s since the first epoch began."""
+    batches: _Points
+    """When each batch was used up, and the time since the batch before it."""
+    arrived: pd.DataFrame
+    """Columns `at_s`, `connection` (a name over all ranks) and `bytes`."""
+    window_s: float = _WINDOWS_S[0]
+    trusted: bool = True
+    """Whether every epoch is valid."""
+    is_bound: bool = False
+    """Whether the loader reads nothing in an epoch, and bounds the others."""
+    transient_s: float = 0.0
+    """How long the prefetch fills."""
+
+    @cached_property
+    def _edges_s(self) -> _Array:
+        edges = np.append(np.arange(0.0, self.duration_s, self.window_s), self.duration_s)
+        is_short = len(edges) > 2 and edges[-1] - edges[-2] < self.window_s / 2
+        return np.delete(edges, -2) if is_short else edges
 
     @property
-    def duration_s(self) -> float:
-        """How long the epochs took together."""
-        return float(self.width_s.sum())
+    def at_s(self) -> _Array:
+        """Middles of the windows."""
+        middles: _Array = (self._edges_s[1:] + self._edges_s[:-1]) / 2
+        return middles
+
+    @property
+    def width_s(self) -> _Array:
+        """Widths of the windows."""
+        return np.diff(self._edges_s)
+
+    def rate(self, name: str) -> _Array:
+        """Return a rate by window.
+
+        It is `mb_per_s` (a batch counts evenly over the time from the end of the step before it to the end of its own),
+        `stepping` (share of the time in which a step ran), `cpu_util` of the host, `gpu_util` of the cell's board by
+        NVML (shares are 0 to 1), or `disk_mb_per_s`, read from the host's disks.
+        """
+        if name not in self.done:
+            return np.full(len(self._edges_s) - 1, np.nan)
+        rates: _Array = np.diff(np.interp(self._edges_s, *self.done[name])) / self.width_s
+        return rates
+
+    @cached_property
+    def connections_mb_per_s(self) -> _Array:
+        """Of each connection; shape (connections, windows), (0, windows) where the loader does not report them."""
+        edges = self._edges_s
+        place = np.clip(np.searchsorted(edges, self.arrived["at_s"], "right") - 1, 0, len(edges) - 2)
+        connection, names = pd.factorize(self.arrived["connection"])
+        found = np.zeros((len(names), len(edges) - 1))
+        np.add.at(found, (connection, place), self.arrived["bytes"].to_numpy(np.float64) / 1e6)
+        rates: _Array = found / self.width_s
+        return rates
 
     @property
     def has_board(self) -> bool:
         """Whether NVML gave the use of a board."""
-        return not bool(np.isnan(self.gpu_util).all())
+        return not bool(np.isnan(self.rate("gpu_util")).all())
 
     @property
     def accelerator_util(self) -> _Array:
         """Use of the accelerator: NVML's where there is a board, else the share of time in a step."""
-        return self.gpu_util if self.has_board else self.stepping
+        return self.rate("gpu_util" if self.has_board else "stepping")
 
     @property
     def settled_batch_s(self) -> _Array:
@@ -99,31 +127,15 @@ class Timeline:
         found: _Array = self.connections_mb_per_s[:, inside]
         return found
 
-    def line(self, values: _Array) -> tuple[_Array, _Array]:
-        """Return the points of a line through one of its arrays, from its beginning to its end."""
+    def line(self, values: _Array) -> _Points:
+        """Return the points of a line through values by window, from its beginning to its end."""
         at = np.concatenate([[0.0], self.at_s, [self.duration_s]])
         return at, np.concatenate([values[:1], values, values[-1:]])
 
     def mean(self, values: _Array) -> float | None:
-        """Return the mean of one of its arrays over time; None where it is unknown."""
-        mean = float((values * self.width_s).sum() / self.duration_s)
+        """Return the mean of values by window over time; None where it is unknown."""
+        mean = float((values * self.width_s).sum() / self.width_s.sum())
         return None if np.isnan(mean) else mean
-
-
-@dataclass(frozen=True, slots=True)
-class _Track:
-    """How much a cell had done up to a time, as knots of lines that only rise; s since the first epoch began."""
-
-    duration_s: float
-    epoch_ends_s: tuple[float, ...]
-    done: Mapping[str, tuple[_Array, _Array]]
-    """By the field of Timeline that is its rate: times and amounts."""
-    levels: Mapping[str, tuple[_Array, _Array]]
-    """By the field of Timeline: times, and how much memory was in use then."""
-    batches: tuple[_Array, _Array]
-    """As in Timeline."""
-    arrived: pd.DataFrame
-    """Columns `at_s`, `connection` (a name over all ranks) and `bytes`."""
 
 
 def make_timelines(results: Results, workload: str, *, last: bool = False) -> dict[str, Timeline]:
@@ -143,15 +155,15 @@ def make_timelines(results: Results, workload: str, *, last: bool = False) -> di
         base = find_base(results, cell.loader)
         if base not in chosen or rank > chosen[base][0]:
             chosen[base] = (rank, cell)
-    tracks = {base: _track(results.folder / "cells" / cell.cell_id, last) for base, (_, cell) in chosen.items()}
-    known = {base: track for base, track in tracks.items() if track is not None}
-    width = window_s(max((track.duration_s for track in known.values()), default=0.0))
+    read = {base: _read_timeline(results.folder / "cells" / cell.cell_id, last) for base, (_, cell) in chosen.items()}
+    known = {base: one for base, one in read.items() if one is not None}
+    longest_s = max((one.duration_s for one in known.values()), default=0.0)
     order = dict.fromkeys(find_base(results, loader) for loader in results.loaders)
     bounds = {find_base(results, loader) for loader in results.bounds}
     return {
-        base: _timeline(
+        base: replace(
             known[base],
-            window_s(known[base].duration_s) if last else width,
+            window_s=window_s(known[base].duration_s if last else longest_s),
             trusted=chosen[base][0][1],
             is_bound=base in bounds,
             transient_s=_find_transient(results.experiment.loaders[chosen[base][1].loader].params, known[base]),
@@ -167,12 +179,12 @@ def choose_regime(results: Results) -> str:
     return max(results.regimes, key=lambda key: (bool(regimes[key].paths), regimes[key].rtt_ms))
 
 
-def _find_transient(params: Mapping[str, object], track: _Track) -> float:
+def _find_transient(params: Mapping[str, object], one: Timeline) -> float:
     """Return when the prefetch is full; one that grows has `slow_start` batches, and one more after each as many."""
     step, depth = (as_number(params.get(name)) or 0 for name in ("slow_start", "prefetch_batches"))
-    full, at_s = int(step * (depth - step)), track.batches[0]
+    full, at_s = int(step * (depth - step)), one.batches[0]
     filled_s = float(at_s[min(full, len(at_s)) - 1]) if full > 0 and len(at_s) else 0.0
-    least, most = (share * track.duration_s for share in _TRANSIENT)
+    least, most = (share * one.duration_s for share in _TRANSIENT)
     return min(max(filled_s, least), most)
 
 
@@ -186,102 +198,62 @@ def window_s(duration_s: float) -> float:
     return next((width for width in _WINDOWS_S if duration_s <= _MAX_WINDOWS * width), _WINDOWS_S[-1])
 
 
-def _timeline(track: _Track, width: float, *, trusted: bool, is_bound: bool, transient_s: float) -> Timeline:
-    edges = np.append(np.arange(0.0, track.duration_s, width), track.duration_s)
-    if len(edges) > 2 and edges[-1] - edges[-2] < width / 2:
-        edges = np.delete(edges, -2)
-
-    def rate(name: str) -> _Array:
-        if name not in track.done:
-            return np.full(len(edges) - 1, np.nan)
-        rates: _Array = np.diff(np.interp(edges, *track.done[name])) / np.diff(edges)
-        return rates
-
-    never = (np.empty(0), np.empty(0))
-    names = ("mb_per_s", "stepping", "cpu_util", "gpu_util", "disk_mb_per_s")
-    middles = (edges[1:] + edges[:-1]) / 2
-    memory_mb, gpu_memory_mb = (track.levels.get(name, never) for name in _LEVELS)
-    return Timeline(
-        at_s=middles,
-        width_s=np.diff(edges),
-        epoch_ends_s=track.epoch_ends_s,
-        trusted=trusted,
-        is_bound=is_bound,
-        memory_mb=memory_mb,
-        gpu_memory_mb=gpu_memory_mb,
-        batches=track.batches,
-        connections_mb_per_s=_sum_connections(track.arrived, edges),
-        transient_s=transient_s,
-        **{name: rate(name) for name in names},
-    )
-
-
-def _sum_connections(arrived: pd.DataFrame, edges: _Array) -> _Array:
-    place = np.clip(np.searchsorted(edges, arrived["at_s"], "right") - 1, 0, len(edges) - 2)
-    connection, names = pd.factorize(arrived["connection"])
-    found = np.zeros((len(names), len(edges) - 1))
-    np.add.at(found, (connection, place), arrived["bytes"].to_numpy(np.float64) / 1e6)
-    rates: _Array = found / np.diff(edges)
-    return rates
-
-
 @lru_cache(maxsize=64)
-def _track(home: Path, last: bool) -> _Track | None:
-    """Read a cell, or its last epoch; None where it stored no batches or no events."""
+def _read_timeline(home: Path, last: bool) -> Timeline | None:
+    """Read a cell, or its last epoch, in the smallest windows; None where it stored no batches or no events."""
     batches, events, seen = (read_stored(home / f"{name}.parquet") for name in ("batches", "events", "resources"))
     if batches is None or events is None:
         return None
     if seen is not None:
         seen = seen.assign(disk_mb_per_s=1e3 * seen["disk_read_bytes"].diff() / seen["utc_ns"].diff())
     began_s, ends_s = 0.0, []
-    found: dict[str, list[tuple[_Array, _Array]]] = {}
-    levels: dict[str, list[tuple[_Array, _Array]]] = {}
-    records = events.to_dict("records")
-    told = [{**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records]
+    found: dict[str, list[_Points]] = {}
+    told = [{**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in events.to_dict("records")]
     edges = find_epoch_edges(told)
     edges = {max(edges): edges[max(edges)]} if last and edges else edges
     arrived: list[tuple[float, int, float]] = []
-    ends: list[tuple[_Array, _Array]] = []
     # Looked at after each epoch, however seldom the sampler did.
     afterwards = {one["epoch"]: one["pss_bytes"] for one in told if one["event"] == "memory" and one["pss_bytes"]}
     for epoch, (start, end) in edges.items():
-        ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
+        start_ns, duration_s = int(start["utc_ns"]), float(end["duration_ns"]) / 1e9
+        ends_s.append(began_s + duration_s)
         steps = first_rank(batches[batches["epoch"] == epoch]).sort_values("step")
         batch_s = (steps["wait_s"] + steps["step_s"]).to_numpy(np.float64)
-        ends.append((began_s + np.cumsum(batch_s), batch_s))
+        found.setdefault("batches", []).append((began_s + np.cumsum(batch_s), batch_s))
         for one in told:
             if one["event"] == _ARRIVED and one["epoch"] == epoch:
-                at_s = began_s + (one["utc_ns"] - int(start["utc_ns"])) / 1e9
+                at_s = began_s + (one["utc_ns"] - start_ns) / 1e9
                 arrived.append((at_s, (one.get("rank") or 0) * 1_000_000 + one["connection"], one["bytes"]))
         amounts = _amounts(steps)
         for name in ("cpu_util", "gpu_util", "disk_mb_per_s"):
             known = None if seen is None else seen[seen[name].notna()]
             if known is not None and len(known):
-                amounts[name] = _integral(known, name, int(start["utc_ns"]), ends_s[-1] - began_s)
-        for name, column in _LEVELS.items():
-            at, level = _levels(seen, column, start, end)
-            if column == "pss_bytes" and epoch in afterwards:
-                at, level = np.append(at, ends_s[-1] - began_s), np.append(level, afterwards[epoch] / 1e6)
-            if len(at):
-                levels.setdefault(name, []).append((began_s + at, level))
+                amounts[name] = _integral(known, name, start_ns, duration_s)
         for name, (at, amount) in amounts.items():
             knots = np.concatenate([[began_s], began_s + at, [ends_s[-1]]])
             found.setdefault(name, []).append((knots, np.concatenate([[0.0], amount, [0.0]])))
+        for name, column in _LEVELS.items():
+            at, level = _levels(seen, column, start, end)
+            if column == "pss_bytes" and epoch in afterwards:
+                at, level = np.append(at, duration_s), np.append(level, afterwards[epoch] / 1e6)
+            found.setdefault(name, []).append((began_s + at, level))
         began_s = ends_s[-1]
     if not ends_s:
         return None
-    done = {name: [np.concatenate(each) for each in zip(*parts, strict=True)] for name, parts in found.items()}
-    return _Track(
-        began_s,
-        tuple(ends_s),
-        {name: (at, np.cumsum(amount)) for name, (at, amount) in done.items()},
-        {name: tuple(np.concatenate(each) for each in zip(*parts, strict=True)) for name, parts in levels.items()},  # type: ignore[misc]
-        (np.concatenate([at for at, _ in ends]), np.concatenate([batch for _, batch in ends])),
-        pd.DataFrame(arrived, columns=["at_s", "connection", "bytes"]),
+    joined = {name: tuple(map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
+    memory_mb, gpu_memory_mb, at_batches = (joined.pop(name) for name in (*_LEVELS, "batches"))
+    return Timeline(
+        duration_s=began_s,
+        epoch_ends_s=tuple(ends_s),
+        done={name: (at, np.cumsum(amount)) for name, (at, amount) in joined.items()},
+        memory_mb=memory_mb,
+        gpu_memory_mb=gpu_memory_mb,
+        batches=at_batches,
+        arrived=pd.DataFrame(arrived, columns=["at_s", "connection", "bytes"]),
     )
 
 
-def _levels(seen: pd.DataFrame | None, column: str, start: CellEvent, end: CellEvent) -> tuple[_Array, _Array]:
+def _levels(seen: pd.DataFrame | None, column: str, start: CellEvent, end: CellEvent) -> _Points:
     """Return when in an epoch, in s since it began, a number of bytes was seen, and how many MB these were."""
     if seen is None or column not in seen:
         return np.empty(0), np.empty(0)
@@ -290,8 +262,8 @@ def _levels(seen: pd.DataFrame | None, column: str, start: CellEvent, end: CellE
     return at_s, known[column].to_numpy(np.float64) / 1e6
 
 
-def _amounts(batches: pd.DataFrame) -> dict[str, tuple[_Array, _Array]]:
-    """Return times in s since an epoch began, and the amounts since the time before, by field of Timeline."""
+def _amounts(batches: pd.DataFrame) -> dict[str, _Points]:
+    """Return times in s since an epoch began, and the amounts since the time before, by name of a rate."""
     steps = batches["step_s"].to_numpy(np.float64)
     ends = np.cumsum((batches["wait_s"] + batches["step_s"]).to_numpy(np.float64))
     edges = np.stack([ends - steps, ends], axis=1).ravel()
@@ -301,7 +273,7 @@ def _amounts(batches: pd.DataFrame) -> dict[str, tuple[_Array, _Array]]:
     }
 
 
-def _integral(seen: pd.DataFrame, name: str, start_ns: int, duration_s: float) -> tuple[_Array, _Array]:
+def _integral(seen: pd.DataFrame, name: str, start_ns: int, duration_s: float) -> _Points:
     """Return the integral of a share or rate that stands in every row for the time since the row before."""
     within = np.clip((seen["utc_ns"].to_numpy(np.int64) - start_ns) / 1e9, 0.0, duration_s)
     return within, np.diff(within, prepend=0.0) * seen[name].to_numpy(np.float64)
