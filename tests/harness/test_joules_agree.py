@@ -84,7 +84,7 @@ def windowed(path, start_ns, end_ns):
     return window
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(hosts(), st.integers(0, 9 * TICK), st.integers(10 * TICK, 22 * TICK))
 def test_an_epoch_row_a_window_and_a_query_agree_to_the_last_bit(stored, tmp_path_factory, host, begin, stop):
     description, readings = host

@@ -24,15 +24,11 @@ def test_two_runs_at_once_get_folders_of_their_own(tmp_path):
     assert len(folders) == 20
 
 
-def test_a_run_is_found_by_name_and_by_path_and_as_the_latest(tmp_path):
+def test_a_run_is_found_by_name_and_by_path_and_as_the_latest_and_one_that_is_not_there_is_an_error(tmp_path):
     planned(tmp_path)
     results = planned(tmp_path)
     for name in (results.folder.name, str(results.folder), "latest"):
         assert RunFolder.find(name, tmp_path).folder == results.folder.resolve()
-
-
-def test_a_run_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path):
-    results = planned(tmp_path)
     with pytest.raises(ResultsError, match=results.folder.name):
         RunFolder.find("nothing", tmp_path)
 
@@ -102,24 +98,14 @@ def test_a_store_that_is_set_aside_takes_its_log_with_it(tmp_path):
     assert left == [f"energy.sqlite.damaged-{n}{suffix}" for n in (1, 2) for suffix in ("", "-wal")]
 
 
-def test_entries_come_back_in_order(tmp_path):
+def test_entries_come_back_in_order_but_for_a_torn_one(tmp_path):
     ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.read_entries() == []
     ledger.append("started", "a")
+    with ledger.path.open("a") as file:
+        file.write('{"t_utc": "2026-')
     ledger.append("failed", "a", "the reason")
     assert [(e.event, e.cell_id, e.message) for e in ledger.read_entries()] == [
         ("started", "a", ""),
         ("failed", "a", "the reason"),
     ]
-
-
-def test_a_torn_last_line_is_skipped_and_the_next_entry_is_whole(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
-    ledger.append("started", "a")
-    with ledger.path.open("a") as file:
-        file.write('{"t_utc": "2026-')
-    ledger.append("done", "a")
-    assert [e.event for e in ledger.read_entries()] == ["started", "done"]
-
-
-def test_no_ledger_has_no_entries(tmp_path):
-    assert Ledger(tmp_path / "absent").read_entries() == []

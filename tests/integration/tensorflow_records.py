@@ -1,8 +1,8 @@
 """Writes and reads TFRecord files with TensorFlow's own code; run by the Python of playbooks/tensorflow.sh.
 
-write FOLDER     images, volumes and odd features as TensorFlow writes them; what they hold is told as JSON
-compress FOLDER  files in both of its compressed forms
-read FOLDER      what is in every *.tfrecord file of a folder, as JSON
+write FOLDER  images and odd features as TensorFlow writes them, and files in both of its compressed forms in the folder
+              `compressed`; what the images hold is told as JSON
+read FOLDER   what is in every *.tfrecord file of a folder, as JSON
 """
 
 import hashlib
@@ -47,14 +47,15 @@ def write(folder: Path) -> list[dict]:
                 )
                 writer.write(example.SerializeToString())
                 told.append({"shard": name, "label": label, "image": hashlib.sha256(image).hexdigest()})
+    compress(folder / "compressed")
     return told
 
 
-def compress(folder: Path) -> list[dict]:
+def compress(folder: Path) -> None:
+    folder.mkdir()
     for kind in ("GZIP", "ZLIB"):
         with tf.io.TFRecordWriter(str(folder / f"{kind}.tfrecord"), kind) as writer:
             writer.write(b"payload")
-    return []
 
 
 def told_value(values: list) -> list:
@@ -89,4 +90,4 @@ def parse(record: tf.Tensor, told: dict) -> None:
 
 if __name__ == "__main__":
     command, where = sys.argv[1:]
-    json.dump({"write": write, "compress": compress, "read": read}[command](Path(where)), sys.stdout)
+    json.dump({"write": write, "read": read}[command](Path(where)), sys.stdout)

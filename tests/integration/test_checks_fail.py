@@ -35,6 +35,7 @@ from harness.testbed.state import RunState
 from joulefeed.signals import Interrupted
 from tests.energymon import trees
 from tests.energymon.nvml import fake
+from tests.integration.runs import places, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -176,7 +177,7 @@ class Saboteur:
     def _killed_agent(self) -> None:
         pid = self.agent.pid
         os.kill(pid, signal.SIGKILL)
-        self._wait(lambda: self.agent.pid not in (pid, None))
+        wait_until(lambda: self.agent.pid not in (pid, None))
 
     def _lost_sensor(self) -> None:
         counter = self.tree.packages[1]
@@ -188,16 +189,11 @@ class Saboteur:
         # A busy machine may have shown a step already.
         before = self._count_steps()
         self.shift.write_bytes(struct.pack("q", 2_000_000_000))
-        self._wait(lambda: self._count_steps() > before)
+        wait_until(lambda: self._count_steps() > before)
 
     def _count_steps(self) -> int:
         self.agent.flush()
         return sum(event.kind == "clock-step" for event in self.agent.events(0, 2**62))
-
-    def _wait(self, is_done) -> None:
-        deadline = time.monotonic() + 20
-        while not is_done() and time.monotonic() < deadline:
-            time.sleep(0.05)
 
     def _farther_link(self) -> None:
         self.testbed.link.set(Regime(name="far", rtt_ms=40, rate_gbit=0.5))
@@ -272,8 +268,7 @@ def run_folder(tmp_path_factory):
         agent.options += ["--sysfs", str(tree.root), "--nvml", str(folder / "none.so")]
         return agent
 
-    where = [f"results_dir={folder / 'results'}", f"cache_dir={folder / 'cache'}"]
-    command = ["harness", f"--config-dir={folder / 'conf'}", "+experiment=faults", *where]
+    command = ["harness", f"--config-dir={folder / 'conf'}", "+experiment=faults", *places(folder)]
     with pytest.MonkeyPatch.context() as patched, tree.running():
         patched.setattr(driver, "_start_testbed", sabotaged_testbed)
         patched.setattr(driver, "_start_agent", sabotaged_agent)

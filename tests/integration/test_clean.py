@@ -5,18 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from harness.system.process import processes_of_run
-from harness.testbed import clean
 from harness.testbed.mounts.table import mounts_below
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
+from tests.integration.runs import has_ended, run, wait_until
 
 OBSTACLES = netns_obstacles()
 pytestmark = [
@@ -26,6 +24,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
 ]
+CLEAN = [sys.executable, "-m", "harness.testbed", "clean"]
 HARNESS = """
 import json, subprocess, sys, time
 from pathlib import Path
@@ -59,18 +58,16 @@ class Running:
         found += mounts_below(self.names.folder)
         found += [path for path in (*self.names.namespace_paths, self.names.folder) if path.exists()]
         found += [self.names.state_file] if self.names.state_file.exists() else []
-        if self.relay is not None and _alive(self.relay):
+        if self.relay is not None and not has_ended(self.relay):
             found.append(f"relay {self.relay}")
-        if not self.names.state_file.exists() and _alive(self.reaper):
+        if not self.names.state_file.exists() and not has_ended(self.reaper):
             found.append(f"reaper {self.reaper}")
         return found
 
     def wait_nothing_left(self) -> list[object]:
         """Wait for the reaper, and for what is about to end by itself; return what is left all the same."""
-        deadline = time.monotonic() + 20
-        while (left := self.left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
+        wait_until(lambda: not self.left())
+        return self.left()
 
 
 @pytest.fixture
@@ -105,13 +102,6 @@ def start(tmp_path):
         each.wait_nothing_left()
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _kill(running: Running, *pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -128,27 +118,17 @@ def test_reaper_removes_everything_of_a_killed_harness_and_of_a_killed_group(sta
     assert group.wait_nothing_left() == []
 
 
-def test_clean_removes_a_run_whose_reaper_was_killed_too_and_neither_a_living_one_nor_data(start, tmp_path):
+def test_the_command_clean_removes_a_run_whose_reaper_was_killed_too_and_neither_a_living_one_nor_data(start, tmp_path):
     living, dead = start(2)
     _kill(dead, dead.reaper, dead.process.pid)
     assert dead.names.state_file.exists()
-    lines = clean()
+    lines = run(CLEAN).stdout.splitlines()
     removed = [line for line in lines if dead.names.run_id in line]
     assert any("namespace" in line for line in removed)
     assert any("mount" in line for line in removed)
+    assert dead.names.run_id not in run(CLEAN).stdout
     assert dead.wait_nothing_left() == []
     assert not [line for line in lines if living.names.run_id in line]
     assert all(path.exists() for path in living.names.namespace_paths)
     assert mounts_below(living.names.folder)
     assert (tmp_path / "class" / "a.jpg").stat().st_size == 50_000
-
-
-def test_command_line_clean_tells_what_it_removed_and_then_that_there_is_nothing(start):
-    (running,) = start(1)
-    _kill(running, running.reaper, running.process.pid)
-    command = [sys.executable, "-m", "harness.testbed", "clean"]
-    first = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert running.names.run_id in first.stdout
-    second = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert running.names.run_id not in second.stdout
-    assert running.wait_nothing_left() == []

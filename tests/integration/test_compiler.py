@@ -1,14 +1,13 @@
 """No C compiler runs while an epoch is measured, even where nothing is cached and no loader was warmed up."""
 
-import csv
 import os
 import shutil
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+
+from tests.integration.runs import SMALL, command, places, rows_of, run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -46,13 +45,11 @@ def nanoseconds(utc: str) -> int:
 
 
 def test_no_compiler_runs_in_an_epoch_of_a_cell(environment, tmp_path):
-    argv = [sys.executable, "-m", "harness", "+experiment=smoke", "~loaders.dali", "~loaders.streaming"]
-    argv += ["~loaders.pytorch", "+loader@loaders.sample_aware=sample_aware", "loaders.sample_aware.num_workers=2"]
-    argv += ["dataset.samples=16", "repeats=1", "warmup_samples=0", "workloads.resnet50.batch_size=4", "figures=[]"]
-    argv += ["testbed.caches=tree", f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    with (tmp_path / "results" / "latest" / "epochs.csv").open() as file:
-        epochs = [(nanoseconds(row["start_utc"]), nanoseconds(row["end_utc"])) for row in csv.DictReader(file)]
+    only = ["~loaders.dali", "~loaders.streaming", "~loaders.pytorch", "+loader@loaders.sample_aware=sample_aware"]
+    only += ["loaders.sample_aware.num_workers=2", "warmup_samples=0"]
+    done = run(command("+experiment=smoke", *SMALL, *only, *places(tmp_path)), env=environment)
+    rows = rows_of(tmp_path / "results" / "latest")
+    epochs = [(nanoseconds(row["start_utc"]), nanoseconds(row["end_utc"])) for row in rows]
     assert epochs, done.stderr
     lines = Path(environment["COMPILER_LOG"]).read_text().splitlines()
     assert any("ticker" in line for line in lines), "the cell compiles for itself here"

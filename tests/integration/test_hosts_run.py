@@ -1,6 +1,5 @@
 """Whole runs on hosts of namespaces: rows, lost hosts, wrong clocks, Ctrl-C, and the death of the controller."""
 
-import csv
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum
 from tests.hosts.lead import connect_lead
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
+from tests.integration.runs import BUSY, SMALL, rows_of, wait_until
 
 pytestmark = [
     pytest.mark.process,
@@ -29,10 +29,8 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-QUIET = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "checks.link_pause_ms=5000"]
-QUIET += ["checks.link_held_pct=100", "checks.clock_offset_ms=50", "checks.rtt_pct=50", "checks.rtt_ms=5"]
-QUIET += ["checks.idle_cpu_pct=100"]
-SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
+WIDE = ["checks.link_pause_ms=5000", "checks.link_held_pct=100", "checks.clock_offset_ms=50", "checks.rtt_pct=50"]
+WIDE += ["checks.rtt_ms=5", "checks.idle_cpu_pct=100"]
 FAR = ["~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms", "regimes.wan_30ms.rate_gbit=1"]
 SLOW = ["~loaders.pytorch", "accelerator.kind=emulated", "accelerator.time_scale=25"]
 SLOW += ["loaders.streaming.prefetch_batches=1", "loaders.streaming.timeout_s=60"]
@@ -65,7 +63,8 @@ def start(hosts, tmp_path):
 
     def begin(*overrides):
         where = [f"results_dir={tmp_path / 'results'}", f"testbed.inventory={hosts.inventory}", "testbed=ssh"]
-        argv = [sys.executable, "-m", "tests.hosts.lead", "+experiment=smoke", *SMALL, *FAR, *QUIET, *where, *overrides]
+        argv = [sys.executable, "-m", "tests.hosts.lead", "+experiment=smoke", *SMALL, *FAR, *BUSY, *WIDE, *where]
+        argv += overrides
         process = subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         started.append(process)
         return process
@@ -79,18 +78,6 @@ def start(hosts, tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "results" / "latest"
-
-
-def rows(folder):
-    with (folder / "epochs.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def wait_until(condition, limit_s):
-    deadline = time.monotonic() + limit_s
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return found
 
 
 def left_on(hosts, name):
@@ -176,25 +163,20 @@ class Secrets:
         return [place for place, text in places.items() if any(secret in text for secret in self.found)]
 
 
-def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_of_both_hosts(
-    hosts, start, folder, server, tmp_path
-):
+def test_a_daemon_and_a_mount_give_valid_rows_with_the_joules_of_both_hosts(hosts, start, folder, server, tmp_path):
     token = tmp_path / "token"
     token.write_text(server.token)
     with Secrets(hosts, server.token) as secrets:
         run = start(
-            *("+regime@regimes.lan_0_1ms=lan_0_1ms", "regimes.lan_0_1ms.rate_gbit=1", "loaders.streaming.secure=true"),
-            *("store=influxdb", f"store.url={server.url}", f"store.org={ORG}", "store.bucket=first"),
-            f"store.token_file={token}",
+            *("loaders.streaming.secure=true", "store=influxdb", f"store.url={server.url}", f"store.org={ORG}"),
+            *("store.bucket=first", f"store.token_file={token}"),
         )
         output, _ = run.communicate(timeout=380)
     assert run.returncode == 0, output
     assert len(secrets.found) > 2 and len(secrets.command_lines) > 10
     assert secrets.leaks(folder, output) == []
-    found = rows(folder)
-    assert sorted((row["loader"], row["regime"]) for row in found) == [
-        (loader, regime) for loader in ("pytorch", "streaming") for regime in ("lan_0_1ms", "wan_30ms")
-    ]
+    found = rows_of(folder)
+    assert sorted(row["loader"] for row in found) == ["pytorch", "streaming"]
     for row in found:
         total, compute, storage = (float(row[key]) for key in ("total_j", "compute_j", "storage_j"))
         assert row["valid"] == "valid"
@@ -276,7 +258,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     hosts.run("storage1", "pkill", "-CONT", "-f", "energymon run")
     output, _ = run.communicate(timeout=200)
     assert run.returncode == 6, output
-    found = rows(folder)
+    found = rows_of(folder)
     events = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     first, second = [event["cell_id"] for event in events if event["event"] == "done"]
     assert sorted(row["cell_id"] for row in found) == sorted([first, second])

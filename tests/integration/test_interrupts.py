@@ -26,6 +26,7 @@ from harness.testbed.mounts.table import mounts_below
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
 from tests.energymon.influx.server import ORG, Server
+from tests.integration.runs import SMALL, run, wait_until
 
 REPO = Path(__file__).parents[2]
 MARK = "JOULEFEED_TEST"
@@ -38,15 +39,14 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a run's own /dev/shm is a mount, which needs root"),
 ]
 
-SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "epochs=1"]
-SMALL += ["testbed.caches=tree", "energy.idle_s=0", "~loaders.dali"]
+SMALLER = [*SMALL, "figures=[emlio_fig5]", "epochs=1", "energy.idle_s=0", "~loaders.dali"]
 LINK = ["testbed=netns", "~regimes.local", "+regime@regimes.lan_1ms=lan_1ms", "~loaders.pytorch"]
 ALONE = ["~loaders.pytorch", "~loaders.streaming"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulefeed"
 TREE = REPO / "tests"
 
 # What each kind runs, how long that takes in s on two cores, and its share of many signals.
-SMOKE = ["-m", "harness", "+experiment=smoke", *SMALL]
+SMOKE = ["-m", "harness", "+experiment=smoke", *SMALLER]
 KINDS = {
     "local": ([*SMOKE], 20, 30),
     "link": ([*SMOKE, *LINK], 25, 14),
@@ -136,9 +136,8 @@ class Run:
         except subprocess.TimeoutExpired:
             status = "no end"
             os.killpg(self.process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 40
-        while (left := self.left()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: not self.left(), 40)
+        left = self.left()
         self._said.seek(0)
         said = self._said.read()
         self._said.close()
@@ -182,9 +181,8 @@ def server(folder):
 def measured(folder):
     """A folder of results, which is resumed, drawn and judged, and how slow this machine is beside `KINDS`."""
     results = folder / "measured"
-    argv = [sys.executable, *SMOKE, f"results_dir={results}", f"cache_dir={folder / 'cache'}"]
     began = time.monotonic()
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, cwd=REPO)
+    done = run([sys.executable, *SMOKE, f"results_dir={results}", f"cache_dir={folder / 'cache'}"], cwd=REPO)
     assert done.returncode in (0, 6), done.stderr
     return (results / "latest").resolve(), max(1.0, (time.monotonic() - began) / KINDS["local"][1])
 

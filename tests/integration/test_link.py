@@ -11,9 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-import uuid
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -27,6 +24,7 @@ from harness.testbed.link.measure.probe import probe, probe_server
 from harness.testbed.link.measure.roundtrip import Pinger
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.userspace import relay_link
+from tests.integration.runs import has_ended, two_namespaces, wait_until
 
 serial = pytest.mark.serial
 """What else runs may spoil what these tests measure."""
@@ -42,28 +40,15 @@ BUSY = {"rtt", "rate", "jitter"}
 FAR = Regime(name="far", rtt_ms=40.0, rate_gbit=1.0)
 
 
-@contextlib.contextmanager
-def namespaces_of_two_hosts() -> Iterator[tuple[str, str]]:
-    run_id = uuid.uuid4().hex[:8]
-    names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
-    for name in names:
-        subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        yield f"/run/netns/{names[0]}", f"/run/netns/{names[1]}"
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=True)
-
-
 @pytest.fixture
 def namespaces():
-    with namespaces_of_two_hosts() as made:
+    with two_namespaces() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def shared_namespaces():
-    with namespaces_of_two_hosts() as made:
+    with two_namespaces() as made:
         yield made
 
 
@@ -71,12 +56,6 @@ def shared_namespaces():
 def shared_link(shared_namespaces):
     """A link whose regime tests change."""
     with open_link(*shared_namespaces, kind="relay") as opened:
-        yield opened
-
-
-@pytest.fixture
-def link(namespaces):
-    with open_link(*namespaces, kind="relay") as opened:
         yield opened
 
 
@@ -105,40 +84,33 @@ def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:
     return {b.rule for b in list_link_bounds(regime, probed(namespaces, regime), Tolerances()) if not b.kept}
 
 
-def has_ended(pid: int, within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_a_link_gives_both_ends_their_address_and_takes_everything_away_again(namespaces):
+def test_a_link_gives_both_ends_their_address_describes_itself_and_takes_everything_away_again(namespaces):
     with open_link(*namespaces, kind="relay") as link:
         for namespace, address in zip(namespaces, (STORAGE_ADDRESS, COMPUTE_ADDRESS), strict=True):
             assert INTERFACE in interfaces(namespace)
             assert f"{address}/30" in run_in(namespace, ["ip", "address", "show", INTERFACE])
         pid = link.pid
         assert pid is not None
-    assert has_ended(pid)
+        link.set(NEAR)
+        described = link.describe()
+        assert described["kind"] == "relay"
+        assert described["mtu_bytes"] == 1500
+        assert 0 < described["floor_ms"] == link.floor_ms < 5
+        assert described["storage_tcp"]["net.ipv4.tcp_congestion_control"]
+        assert described["storage_tcp"]["net.ipv4.tcp_rmem"].endswith(str(64 * 1024 * 1024))
+        assert [each["rtt_ms"] for each in described["calibrations"]] == [1.0]
+        json.dumps(described)
+    assert wait_until(lambda: has_ended(pid))
     assert [interfaces(namespace) for namespace in namespaces] == [["lo"], ["lo"]]
     link.close()
 
 
-@serial
-def test_every_round_trip_takes_at_least_the_regimes(shared_link, shared_namespaces):
+def test_every_round_trip_takes_at_least_the_regimes_and_a_running_link_changes_to_another(
+    shared_link, shared_namespaces
+):
     shared_link.set(FAR)
     # The kernel and the relay add some of their own, which calibration takes off the delay: a few per cent.
     assert min(round_trips_ms(shared_namespaces[1])) > 0.9 * FAR.rtt_ms
-
-
-@serial
-def test_a_running_link_changes_to_another_regime(shared_link, shared_namespaces):
-    shared_link.set(FAR)
     shared_link.set(NEAR)
     assert min(round_trips_ms(shared_namespaces[1])) < FAR.rtt_ms / 2
     assert shared_link.describe()["regime"] == "near"
@@ -190,6 +162,7 @@ def test_the_answers_to_one_pinger_of_a_process_are_none_to_another(shared_link,
             assert hears.receive() is None
 
 
+@pytest.mark.slow
 @serial
 def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(
     shared_link, shared_namespaces
@@ -243,49 +216,27 @@ def test_one_connection_takes_a_slow_path_while_another_and_the_pings_do_not(sha
     assert shared_link.counters().bytes >= after.bytes
 
 
-def test_provenance_tells_what_the_link_is_made_of(link):
-    link.set(NEAR)
-    told = link.describe()
-    assert told["kind"] == "relay"
-    assert told["mtu_bytes"] == 1500
-    assert 0 < told["floor_ms"] == link.floor_ms < 5
-    assert told["storage_tcp"]["net.ipv4.tcp_congestion_control"]
-    assert told["storage_tcp"]["net.ipv4.tcp_rmem"].endswith(str(64 * 1024 * 1024))
-    assert [each["rtt_ms"] for each in told["calibrations"]] == [1.0]
-    json.dumps(told)
-
-
-@serial
-def test_a_local_regime_is_refused(shared_link):
+def test_a_local_regime_a_second_link_and_a_namespace_that_is_missing_are_refused(
+    shared_link, shared_namespaces, namespaces
+):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
         shared_link.set(Regime(name="local"))
-
-
-def test_a_namespace_that_is_missing_is_named(namespaces):
     with pytest.raises(TestbedError, match="/run/netns/jft-none"):
         open_link(namespaces[0], "/run/netns/jft-none", kind="relay")
     assert interfaces(namespaces[0]) == ["lo"]
-
-
-@serial
-def test_a_second_link_in_the_same_namespaces_is_refused(shared_link, shared_namespaces):
     with pytest.raises(TestbedError, match=INTERFACE):
         open_link(*shared_namespaces, kind="relay")
     shared_link.set(NEAR)
 
 
-@serial
-def test_two_links_live_side_by_side(shared_link):
-    with namespaces_of_two_hosts() as others, open_link(*others, kind="relay") as other:
+def test_two_links_live_side_by_side_and_a_relay_that_is_killed_is_reported_with_its_pid(shared_link):
+    with two_namespaces() as others, open_link(*others, kind="relay") as other:
         shared_link.set(NEAR)
         other.set(FAR)
         assert min(round_trips_ms(others[1])) > 0.9 * FAR.rtt_ms
-
-
-def test_a_relay_that_is_killed_is_reported_with_its_pid(link):
-    os.kill(link.pid, signal.SIGKILL)
-    with pytest.raises(TestbedError, match=f"pid {link.pid}"):
-        link.counters()
+        os.kill(other.pid, signal.SIGKILL)
+        with pytest.raises(TestbedError, match=f"pid {other.pid}"):
+            other.counters()
 
 
 def test_the_relay_and_its_interfaces_end_when_the_harness_is_killed(namespaces):
@@ -302,7 +253,7 @@ def test_the_relay_and_its_interfaces_end_when_the_harness_is_killed(namespaces)
     relay_pid = int(owner.stdout.readline())
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
-    assert has_ended(relay_pid)
+    assert wait_until(lambda: has_ended(relay_pid))
     assert interfaces(namespaces[0]) == ["lo"]
 
 

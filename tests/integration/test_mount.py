@@ -48,27 +48,22 @@ def _received(testbed) -> int:
     return next(int(line.split()[1]) for line in counts.splitlines() if line.strip().startswith("jf0:"))
 
 
-def test_compute_reads_what_storage_holds(testbed, tree):
+def test_compute_reads_what_storage_holds_over_the_link_in_each_epoch_and_cannot_write_it(testbed, tree):
     with testbed.mount(tree, NEAR) as mount:
         assert mount.kind in ("sshfs", "nfs4")
-        assert (mount.path / "class" / "a.jpg").read_bytes() == CONTENT
         point = mount.path
-    assert mounts_below(point) == []
-    assert not point.exists()
-
-
-def test_every_epoch_crosses_the_link_again_once_caches_are_dropped(testbed, tree):
-    with testbed.mount(tree, NEAR) as mount:
         for _ in range(2):
             testbed.drop_caches(tree)
             before = _received(testbed)
-            (mount.path / "class" / "a.jpg").read_bytes()
+            assert (point / "class" / "a.jpg").read_bytes() == CONTENT
             assert _received(testbed) - before >= len(CONTENT)
-
-
-def test_mount_cannot_be_written(testbed, tree):
-    with testbed.mount(tree, NEAR) as mount, pytest.raises(OSError, match="Read-only"):
-        (mount.path / "class" / "b.jpg").write_bytes(b"x")
+        with pytest.raises(OSError, match="Read-only"):
+            (point / "class" / "b.jpg").write_bytes(b"x")
+    assert mounts_below(point) == []
+    assert not point.exists()
+    # The server's sessions end with the mount.
+    assert _processes_named("sshd", testbed) == []
+    assert _processes_named("sshfs", testbed) == []
 
 
 def test_link_inside_the_tree_is_followed_on_the_storage_node(testbed, tree, tmp_path):
@@ -115,13 +110,6 @@ def test_killed_mount_gives_an_error_to_its_reader_and_the_next_mount_works(test
                 (mount.path / "class" / "a.jpg").read_bytes()
     with testbed.mount(tree, NEAR) as mount:
         assert (mount.path / "class" / "a.jpg").stat().st_size == len(CONTENT)
-
-
-def test_server_sessions_end_with_the_mount(testbed, tree):
-    with testbed.mount(tree, NEAR):
-        pass
-    assert _processes_named("sshd", testbed) == []
-    assert _processes_named("sshfs", testbed) == []
 
 
 def _processes_named(name: str, testbed) -> list[int]:

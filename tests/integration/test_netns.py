@@ -38,20 +38,19 @@ def _assert_nothing_left(run_id: str) -> None:
     assert not any(path.exists() for path in names.namespace_paths)
 
 
-def test_nodes_see_the_link_and_each_other_only(run_id):
-    with open_testbed("netns", run_id, [NEAR]) as testbed:
+def test_nodes_see_the_link_and_each_other_only_and_have_the_congestion_control_that_is_asked_for(run_id):
+    with open_testbed("netns", run_id, [NEAR], congestion="reno") as testbed:
         for node in (testbed.storage, testbed.compute):
-            listed = testbed.compute.run(["cat", "/proc/net/dev"])
+            listed = node.run(["cat", "/proc/net/dev"])
             assert node.interface in listed
             assert "eth0" not in listed
-    _assert_nothing_left(run_id)
-
-
-def test_probe_reports_the_regime_and_nothing_for_local(run_id):
-    with open_testbed("netns", run_id, [NEAR]) as testbed:
+        link = testbed.describe()["link"]
+        for side in ("storage_tcp", "compute_tcp"):
+            assert link[side]["net.ipv4.tcp_congestion_control"] == "reno"
         testbed.set_regime(NEAR)
         assert testbed.probe(NEAR).rtt_ms_median >= 0.5
         assert testbed.probe(LOCAL) is None
+    _assert_nothing_left(run_id)
 
 
 def test_two_testbeds_live_side_by_side_and_end_apart(run_id):
@@ -80,14 +79,6 @@ def test_failure_while_opening_leaves_nothing(run_id, monkeypatch):
     monkeypatch.setattr("harness.testbed.netns.RemoteMounts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         open_testbed("netns", run_id, [NEAR])
-    _assert_nothing_left(run_id)
-
-
-def test_both_sides_have_the_congestion_control_that_is_asked_for(run_id):
-    with open_testbed("netns", run_id, [NEAR], congestion="reno") as testbed:
-        link = testbed.describe()["link"]
-        for side in ("storage_tcp", "compute_tcp"):
-            assert link[side]["net.ipv4.tcp_congestion_control"] == "reno"
     _assert_nothing_left(run_id)
 
 

@@ -1,11 +1,9 @@
 """Whole runs of two ranks on two compute nodes, each of which has half of the data: on one machine, and on hosts."""
 
-import csv
 import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pyarrow.parquet as pq
@@ -13,13 +11,12 @@ import pytest
 
 from tests.hosts.namespaces import REPO, Hosts, ansible_obstacles, harness_testbed, namespace_hosts
 from tests.hosts.snapshot import differences
+from tests.integration.runs import BUSY, command, ids_of, places, rows_of, run, wait_until
 
 SAMPLES = 32
 SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=16"]
-# What else runs on this machine meanwhile is none of this test's matter.
-SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "energy.idle_s=0"]
 CHOSEN = ["+experiment=emlio_fig10_ddp", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "~loaders.dali"]
-CHOSEN += ["~loaders.fixed", "epochs=1"]
+CHOSEN += ["~loaders.fixed", "epochs=1", "energy.idle_s=0", *BUSY]
 SLOW = ["~loaders.pytorch", "accelerator.time_scale=100", "repeats=3", "warmup_samples=0", "figures=[]"]
 """Three cells, in whose epochs there is time to end something."""
 OBSTACLES = ansible_obstacles()
@@ -32,11 +29,9 @@ pytestmark = [
 
 
 def test_two_namespaces_of_one_machine_share_each_epoch(tmp_path):
-    where = [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
-    argv = [sys.executable, "-m", "harness", *CHOSEN, *SMALL, "~loaders.streaming", "figures=[]", *where]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=False)
+    argv = command(*CHOSEN, *SMALL, "~loaders.streaming", "figures=[]", "testbed.caches=tree", *places(tmp_path))
+    done = run(argv)
     folder = tmp_path / "results" / "latest"
-    assert folder.exists(), done.stderr
     assert done.returncode in (0, 6), done.stderr + done.stdout
     check_shares(folder, {"pytorch"})
     check_rows_by_rank(folder)
@@ -58,13 +53,7 @@ def test_site_yml_two_hosts_that_share_each_epoch_a_rank_that_dies_a_host_that_i
     before = {name: hosts.snapshot(name) for name in names}
     where = ["testbed=ssh", f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}"]
     where += ["checks.clock_offset_ms=50", "checks.link_pause_ms=5000", "checks.link_held_pct=100"]
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *CHOSEN, *SMALL, *where, "testbed.keep=true"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run(command(*CHOSEN, *SMALL, *where, "testbed.keep=true"), timeout_s=600)
     assert done.returncode in (0, 6), done.stderr + done.stdout
     assert harness_testbed(hosts, "up").startswith("up: changed nothing")
     check_shares(tmp_path / "latest", {"pytorch", "streaming"})
@@ -106,27 +95,20 @@ def check_faults(hosts, overrides, folder):
 def wait_for_epochs(hosts, cells):
     """Wait until so many cells on the lead have begun an epoch."""
     look = "cat /var/lib/joulefeed/results/2*/cells/*.partial/events.jsonl 2>/dev/null | grep -c epoch_start || true"
-    deadline = time.monotonic() + 300
-    while int(hosts.run("compute1", "sh", "-c", look) or 0) < cells:
-        assert time.monotonic() < deadline, f"no epoch of cell {cells} began"
-        time.sleep(0.2)
-
-
-def rows_of(path):
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    begun = wait_until(lambda: int(hosts.run("compute1", "sh", "-c", look) or 0) >= cells, 300)
+    assert begun, f"no epoch of cell {cells} began"
 
 
 def check_shares(folder, loaders):
     """Every sample comes once over both ranks, and half of them come over the link."""
-    rows = rows_of(folder / "epochs.csv")
+    rows = rows_of(folder)
     assert {row["loader"] for row in rows} == loaders
     checks = json.loads((folder / "checks.json").read_text())
     verdicts = {(check["cell_id"], check["rule"]): check for check in checks}
     for row in rows:
         cell = folder / "cells" / row["cell_id"]
         batches = pq.read_table(cell / "batches.parquet")
-        assert sorted(batches["ids"].combine_chunks().flatten().to_pylist()) == list(range(SAMPLES))
+        assert ids_of(cell) == list(range(SAMPLES))
         assert set(batches["rank"].to_pylist()) == {0, 1}
         assert verdicts[row["cell_id"], "exactly_once"]["verdict"] == "pass"
         assert "over 2 ranks" in verdicts[row["cell_id"], "exactly_once"]["expected"]
@@ -139,8 +121,8 @@ def check_shares(folder, loaders):
 
 def check_rows_by_rank(folder):
     """Each rank has a row of its own node, and the epoch is that of the slowest."""
-    ranks = rows_of(folder / "ranks.csv")
-    for row in rows_of(folder / "epochs.csv"):
+    ranks = rows_of(folder, "ranks.csv")
+    for row in rows_of(folder):
         own = [rank for rank in ranks if rank["cell_id"] == row["cell_id"]]
         assert [rank["rank"] for rank in own] == ["0", "1"]
         assert len({rank["address"] for rank in own}) == 2
@@ -153,8 +135,8 @@ def check_rows_by_rank(folder):
 
 def check_joules_by_host(folder):
     """The joules are those of the two hosts that train; the two that only store have no part."""
-    assert {row["host"] for row in rows_of(folder / "ranks.csv")} == {"compute1", "compute2"}
-    for row in rows_of(folder / "epochs.csv"):
+    assert {row["host"] for row in rows_of(folder, "ranks.csv")} == {"compute1", "compute2"}
+    for row in rows_of(folder):
         assert row["valid"] == "valid"
         record = json.loads((folder / "cells" / row["cell_id"] / "cell.json").read_text())
         assert [(host["host"], host["roles"]) for host in record["hosts"]] == [("compute2", ["compute", "storage"])]

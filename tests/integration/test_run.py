@@ -1,16 +1,16 @@
 """Whole runs, as a user starts them: rows, faults, signals, death and resume."""
 
-import csv
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -18,19 +18,19 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from energymon import SqliteStore
 from harness.cli import main
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.state import RunNames, RunState, living_runs, state_root
+from tests.energymon.influx.bucket import Bucket
+from tests.energymon.influx.server import ORG, Server, binary
+from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
+from tests.integration.runs import BUSY, SAMPLES, SMALL, command, ids_of, rows_of, run, wait_until
 
 pytestmark = pytest.mark.process
 
-# Small enough for a test: few images, one repeat, steps of no length.
-SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-SMALL += ["testbed.caches=tree"]  # or every process would be read from disk anew
-# What else runs on this machine meanwhile is none of these tests' matter; the rules have tests of their own.
-SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "energy.idle_s=0"]
 SLOW = ["accelerator.kind=emulated", "accelerator.time_scale=20", "loaders.streaming.timeout_s=2"]
 SLOW += ["loaders.streaming.prefetch_batches=1"]
 """Epochs in which there is time to kill something."""
@@ -43,18 +43,14 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def command_for(results, cache, *overrides):
+def command_for(results, cache, *overrides, experiment="smoke"):
     where = [f"results_dir={results}", f"cache_dir={cache}"]
-    return [sys.executable, "-m", "harness", "+experiment=smoke", *SMALL, *where, *overrides]
+    return command(f"+experiment={experiment}", *SMALL, *BUSY, "energy.idle_s=0", *where, *overrides)
 
 
 @pytest.fixture
 def harness(tmp_path, cache):
-    return lambda *overrides, results="results": command_for(tmp_path / results, cache, *overrides)
-
-
-def run(command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
+    return lambda *overrides: command_for(tmp_path / "results", cache, *overrides)
 
 
 @pytest.fixture
@@ -72,23 +68,9 @@ def run_here(monkeypatch, capfd):
     return call
 
 
-def rows(tmp_path):
-    return rows_in(tmp_path / "results")
-
-
-def rows_in(results):
-    with (results / "latest" / "epochs.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def descendants_gone(mark):
-    """Whether every process that was started below the test is gone; what it inherits tells it from other runs."""
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        if not [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == mark]:
-            return True
-        time.sleep(0.2)
-    return False
+def of_these_tests(cache):
+    """Return the processes that were started below these tests; what they inherit tells them from those of others."""
+    return [p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get(MARK) == str(cache)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,19 +80,18 @@ def leaves_nothing(cache, shared_memory_left):
     os.environ[MARK] = str(cache)
     yield
     del os.environ[MARK]
-    assert descendants_gone(str(cache))
+    assert wait_until(lambda: not of_these_tests(cache))
     assert not shared_memory_left(shm)
 
 
 def wait_for_epoch(results, process, loader="pytorch"):
-    """Wait until a cell of the loader has begun its epoch; return its folder."""
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and process.poll() is None:
-        for events in results.glob(f"*/cells/{loader}-*.partial/events.jsonl"):
-            if "epoch_start" in events.read_text():
-                return events.parent
-        time.sleep(0.02)
-    pytest.fail(f"no epoch began; status {process.poll()}")
+    """Wait until a cell of the loader has begun its epoch."""
+
+    def has_begun():
+        found = results.glob(f"*/cells/{loader}-*.partial/events.jsonl")
+        return process.poll() is not None or any("epoch_start" in events.read_text() for events in found)
+
+    assert wait_until(has_begun, 200) and process.poll() is None, f"no epoch began; status {process.poll()}"
 
 
 def assert_joules_add_up(folder, found):
@@ -132,25 +113,45 @@ def assert_joules_add_up(folder, found):
         assert 0 < float(row["stalled_j"]) < float(row["gpu_j"])
 
 
-def test_a_run_yields_valid_rows_a_report_and_leaves_nothing(harness, tmp_path):
-    other = RunState.create("beside1")
+@dataclass(frozen=True)
+class Sent:
+    """A run that has ended, and the InfluxDB server that it sent its readings to, with their bucket."""
+
+    done: subprocess.CompletedProcess
+    folder: Path
+    server: Server
+    bucket: str
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache, leaves_nothing):
+    """A run of all loaders beside another run."""
+    root = tmp_path_factory.mktemp("whole")
+    other, server = RunState.create("beside1"), Server(binary(), root / "influxdb")
     try:
-        done = run(harness("energy.idle_s=0.5", "checks.idle_cpu_pct=100"))
+        bucket, token_file = server.bucket(), root / "token"
+        token_file.write_text(server.token)
+        token_file.chmod(0o600)
+        store = ["store=influxdb", f"store.url={server.url}", f"store.org={ORG}", f"store.bucket={bucket}"]
+        store += [f"store.token_file={token_file}", "energy.idle_s=0.5", "checks.idle_cpu_pct=100"]
+        done = run(command_for(root / "results", cache, *store))
+        yield Sent(done, root / "results" / "latest", server, bucket)
     finally:
+        server.kill()
         other.names.folder.rmdir()
         other.forget()
-    assert done.returncode == 0, done.stderr
-    found = rows(tmp_path)
+
+
+def test_a_run_yields_valid_rows_and_a_report(whole):
+    assert whole.done.returncode == 0, whole.done.stderr
+    folder, found = whole.folder, rows_of(whole.folder)
     assert {r["loader"] for r in found} == {"pytorch", "dali", "streaming"}
-    assert {r["valid"] for r in found} == {"valid"}
-    assert {r["samples"] for r in found} == {"48"}
+    assert {(r["valid"], r["samples"]) for r in found} == {("valid", str(SAMPLES))}
     assert len({r["bytes"] for r in found}) == 1
-    assert_joules_add_up(tmp_path / "results" / "latest", found)
+    assert_joules_add_up(folder, found)
     assert all(float(r["cpu_j"]) > 0 for r in found)
-    assert all("cpu=" in r["energy_source"] for r in found)
-    folder = tmp_path / "results" / "latest"
     # A path and a command can be copied from a log, however long they are.
-    assert f"\nreport: {folder.resolve() / 'report.html'}\n" in done.stderr
+    assert f"\nreport: {folder.resolve() / 'report.html'}\n" in whole.done.stderr
     for name in ("config.yaml", "plan.json", "ledger.jsonl", "provenance.json", "checks.json", "report.html"):
         assert (folder / name).stat().st_size > 0, name
     for cell in (folder / "cells").iterdir():
@@ -161,6 +162,37 @@ def test_a_run_yields_valid_rows_a_report_and_leaves_nothing(harness, tmp_path):
     alone = [check for check in json.loads((folder / "checks.json").read_text()) if check["rule"] == "alone"]
     assert {check["verdict"] for check in alone} == {"warn"}
     assert len(alone) == 3 and all("beside1" in check["actual"] for check in alone)
+
+
+def test_a_run_s_readings_are_on_the_server_and_its_token_is_nowhere(whole):
+    folder, server, bucket = whole.folder, whole.server, whole.bucket
+    with Bucket(server.settings(bucket)) as remote, SqliteStore.open(folder / "energy.sqlite") as local:
+        assert remote.readings(0, 2**62) == local.readings(0, 2**62)
+        sent = {(r.tick_ns, r.device, r.source, r.joules) for r in remote.readings(0, 2**62)}
+    for energy in folder.glob("cells/*/energy.parquet"):
+        ours = pq.read_table(energy).to_pylist()
+        assert {(r["tick_ns"], r["device"], r["source"], r["joules"]) for r in ours} <= sent
+    epochs = f'from(bucket: "{bucket}") |> range(start: 0) |> filter(fn: (r) => r._measurement == "epochs")'
+    epochs += f' |> filter(fn: (r) => r.run == "{folder.resolve().name}" and r._field == "end_ns")'
+    marks = {mark["cell"]: mark for mark in flux(server, bucket, epochs)}
+    found = rows_of(folder)
+    assert {cell: mark["loader"] for cell, mark in marks.items()} == {row["cell_id"]: row["loader"] for row in found}
+    for row in found:
+        start_ns, end_ns = (
+            round(datetime.fromisoformat(row[key]).timestamp() * 1e9) for key in ("start_utc", "end_utc")
+        )
+        assert abs(marks[row["cell_id"]]["_value"] - end_ns) < 10_000_000
+        measured = "cpu=estimate" not in row["energy_source"]
+        field = "cpu_energy" if measured else "cpu_energy_estimate"
+        tick_j = max(one[field] for one in stored_points(server, bucket, folder.resolve().name).values())
+        summed_j = paper_sum(server, bucket, platform.node(), field, start_ns, end_ns)
+        assert abs(summed_j - float(row["cpu_j"])) <= float(row["energy_error_j"] or 0) + 2 * tick_j
+        # An estimate is in no sum of measurements.
+        assert measured or paper_sum(server, bucket, platform.node(), "cpu_energy", start_ns, end_ns) is None
+    assert server.token not in whole.done.stdout + whole.done.stderr
+    for path in folder.rglob("*"):
+        assert not path.is_file() or server.token.encode() not in path.read_bytes(), path
+    assert str(folder.resolve()) not in run(["ps", "-eo", "args"]).stdout
 
 
 def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_another_environment(
@@ -177,7 +209,7 @@ def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_anothe
     _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
     assert "worker" in said and "daemon" in said
-    assert {r["loader"] for r in rows(tmp_path)} == {"dali"}
+    assert {r["loader"] for r in rows_of(results / "latest")} == {"dali"}
     (damaged,) = (results / "latest" / "cells").glob("dali-*")
     os.truncate(damaged / "batches.parquet", 100)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -194,11 +226,12 @@ def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_anothe
     assert f"{damaged.name}.damaged-1" in done.stderr
     again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_mixed=true "
     again += "resume_invalid=true\n"
-    if invalid := [r for r in rows(tmp_path) if r["valid"] != "valid"]:  # other work on this machine disturbed it
+    found = rows_of(results / "latest")
+    if invalid := [r for r in found if r["valid"] != "valid"]:  # other work on this machine disturbed it
         said = f"{len(invalid)} of 3 rows are invalid; measure them again with: python -m harness {again}"
         assert said in done.stderr and done.returncode == 6
-    assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
-    assert {r["samples"] for r in rows(tmp_path)} == {"48"}
+    assert [r["cell_id"] for r in found] == [c["cell_id"] for c in planned]
+    assert {r["samples"] for r in found} == {str(SAMPLES)}
     assert len(list(results.glob("2*"))) == 1
     for loader in ("pytorch", "streaming"):
         assert list((results / "latest" / "cells").glob(f"{loader}-*.failed-1"))
@@ -215,29 +248,22 @@ def daemon_of(harness_pid):
 
 
 def worker_of(harness_pid):
-    deadline = time.monotonic() + 30
-    while True:  # the epoch begins before they do
+    def find():
         cells = [p for p in psutil.Process(harness_pid).children(recursive=True) if "harness.cell" in p.cmdline()]
-        for worker in (child for cell in cells for child in cell.children()):
-            return worker
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return [child for cell in cells for child in cell.children()]
+
+    return wait_until(find, 30)[0]  # the epoch begins before they do
 
 
 def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(harness, tmp_path):
-    began = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        command = harness(*SLOW, "~loaders.dali", "~loaders.streaming", results=number.name)
-        command = [part for part in command if not part.startswith("loaders.streaming")]
-        began[number] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for number, process in began.items():
-        wait_for_epoch(tmp_path / number.name, process)
-        process.send_signal(number)
-    for number, process in began.items():
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 128 + number
-        assert f"resume={(tmp_path / number.name / 'latest').resolve().name}" in said
-        assert "Traceback" not in said
+    argv = [part for part in harness(*SLOW, "~loaders.dali", "~loaders.streaming") if "loaders.streaming." not in part]
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+    wait_for_epoch(tmp_path / "results", process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert f"resume={(tmp_path / 'results' / 'latest').resolve().name}" in said
+    assert "Traceback" not in said
 
 
 @dataclass(frozen=True)
@@ -252,31 +278,19 @@ class Resumed:
 
 
 def kill_and_resume_over_the_link(results, cache):
-    def remote(*overrides):
-        wan = (
-            "~loaders.dali",
-            "~loaders.fixed",
-            "epochs=1",
-            "loaders.pytorch.num_workers=2",
-            "regimes.wan_30ms.rtt_ms=20",
-            "testbed.caches=all",
-        )
-        command = command_for(results, cache, *wan, *overrides)
-        return ["+experiment=wan30ms" if part == "+experiment=smoke" else part for part in command]
-
+    wan = ["~loaders.dali", "~loaders.fixed", "~regimes.lan_0_1ms", "epochs=1", "loaders.pytorch.num_workers=2"]
+    wan += ["regimes.wan_30ms.rtt_ms=20", "testbed.caches=all"]
     before = traces()
-    process = subprocess.Popen(remote(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command_for(results, cache, *wan, experiment="wan30ms"), stderr=subprocess.DEVNULL)
     try:
-        wait_for_epoch(results, process, "pytorch-resnet50-wan_30ms")
+        wait_for_epoch(results, process)
         had_namespaces = any(path.exists() for path in namespaces_of(process.pid))
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 60  # for the reaper, on a busy machine
-    while traces() != before and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_until(lambda: traces() == before, 60)  # for the reaper, on a busy machine
     killed = traces()
-    done = run(remote("resume=latest"))
+    done = run(command_for(results, cache, *wan, "resume=latest", experiment="wan30ms"))
     return Resumed(results, had_namespaces, (before, killed, traces()), done)
 
 
@@ -389,7 +403,7 @@ def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, run_here, tmp
     text = (folder / "figures" / "memory_by_workers.svg").read_text()
     assert "Memory of the cell and its workers" in text and "PyTorch" in text
     assert "The peak of an epoch in the run smoke" in (folder / "report.html").read_text()
-    assert {row["loader"] for row in rows(tmp_path)} == {"pytorch_num_workers_1", "pytorch_num_workers_2"}
+    assert {row["loader"] for row in rows_of(folder)} == {"pytorch_num_workers_1", "pytorch_num_workers_2"}
 
 
 def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, run_here, tmp_path):
@@ -412,8 +426,8 @@ def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, run_here, 
     assert len(list((tmp_path / "results" / "multirun").glob("*/multirun.yaml"))) == 1
 
 
-def test_help_names_every_experiment():
-    done = run([sys.executable, "-m", "harness", "--help"])
+def test_help_names_every_experiment(run_here):
+    done = run_here(["", "", "harness", "--help"])
     assert done.returncode == 0
     for path in Path("conf/experiment").glob("*.yaml"):
         assert path.stem in done.stdout
@@ -428,18 +442,12 @@ def test_a_run_over_the_link_survives_sigkill_and_is_resumed_to_the_same_samples
     assert killed == before
     assert resumed.finished.returncode == 0, resumed.finished.stderr
     assert after == before
-    found = rows_in(resumed.results)
-    assert sorted((r["loader"], r["rtt_ms"]) for r in found) == [
-        ("pytorch", "0.1"),
-        ("pytorch", "20.0"),
-        ("streaming", "0.1"),
-        ("streaming", "20.0"),
-    ]
-    cells = resumed.results / "latest" / "cells"
+    folder = resumed.results / "latest"
+    found = rows_of(folder)
+    assert sorted((r["loader"], r["rtt_ms"]) for r in found) == [("pytorch", "20.0"), ("streaming", "20.0")]
     for row in found:
-        ids = pq.read_table(cells / row["cell_id"] / "batches.parquet")["ids"].combine_chunks().flatten()
-        assert sorted(ids.to_pylist()) == list(range(48))
-        link = json.loads((cells / row["cell_id"] / "link.json").read_text())
-        assert link["epochs"][0]["rx_bytes"] >= int(row["bytes"])
+        cell = folder / "cells" / row["cell_id"]
+        assert ids_of(cell) == list(range(SAMPLES))
+        assert json.loads((cell / "link.json").read_text())["epochs"][0]["rx_bytes"] >= int(row["bytes"])
         # A busy machine may spoil a probe; then the row says so.
         assert row["valid"] == "valid" or "expected" in row["valid"]

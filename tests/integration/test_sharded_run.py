@@ -1,10 +1,8 @@
 """A whole run over a dataset of which half is local, with keys of its own."""
 
-import csv
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
@@ -15,12 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.testbed.state import state_root
-
-SAMPLES = 48
-SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-# What else runs on this machine meanwhile is none of this test's matter.
-SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "energy.idle_s=0"]
-
+from tests.integration.runs import BUSY, SAMPLES, SMALL, command, ids_of, places, rows_of
 
 pytestmark = [
     pytest.mark.process,
@@ -39,25 +32,18 @@ class Finished:
 
     @property
     def rows(self):
-        with (self.folder / "epochs.csv").open() as file:
-            return list(csv.DictReader(file))
+        return rows_of(self.folder)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The run that all tests of this module look at."""
     root = tmp_path_factory.mktemp("run")
-    where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
-    overrides += ["~loaders.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
-    overrides += [
-        "loaders.pytorch_unordered.num_workers=2",
-        "loaders.dali.num_threads=2",
-        "checks.rtt_ms=9",
-        "checks.rate_pct=99",
-    ]
-    command = [sys.executable, "-m", "harness", *SMALL, *where, *overrides]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    overrides += ["~loaders.fixed", "~loaders.pytorch_unordered", "epochs=1", "loaders.pytorch.num_workers=2"]
+    overrides += ["loaders.dali.num_threads=2", "checks.rtt_ms=9", "checks.rate_pct=99", "energy.idle_s=0"]
+    argv = command(*overrides, *SMALL, *BUSY, *places(root))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         secrets = secrets_of(process)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 0, said
@@ -76,7 +62,7 @@ def secrets_of(process):
 
 
 def test_half_of_the_samples_come_over_the_link_for_every_loader(finished):
-    assert {row["loader"] for row in finished.rows} == {"pytorch", "pytorch_unordered", "dali", "streaming"}
+    assert {row["loader"] for row in finished.rows} == {"pytorch", "dali", "streaming"}
     assert len({row["bytes"] for row in finished.rows}) == 1
     for row in finished.rows:
         cell = finished.folder / "cells" / row["cell_id"]
@@ -85,8 +71,7 @@ def test_half_of_the_samples_come_over_the_link_for_every_loader(finished):
         assert placement["kind"] == "half"
         assert 0.35 < placement["remote_bytes"] / int(row["bytes"]) < 0.65
         assert placement["remote_bytes"] <= received < 0.85 * int(row["bytes"])
-        ids = pq.read_table(cell / "batches.parquet")["ids"].combine_chunks().flatten()
-        assert sorted(ids.to_pylist()) == list(range(SAMPLES))
+        assert ids_of(cell) == list(range(SAMPLES))
 
 
 def test_the_probe_between_two_cells_of_a_regime_is_of_both(finished):

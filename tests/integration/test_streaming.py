@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from harness.config.regime import Regime
-from harness.errors import TestbedError
 from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, open_link
 from loaders.base import Samples
 from loaders.records.shards.convert import convert
+from tests.integration.runs import two_namespaces
 
 pytestmark = [
     pytest.mark.process,
@@ -28,7 +28,6 @@ pytestmark = [
 ]
 
 SAMPLES = 200
-STORAGE, COMPUTE = (f"jf-test{os.getpid():x}-{role}" for role in ("storage", "compute"))
 
 EPOCH = """
 import sys, json
@@ -46,39 +45,34 @@ with StreamingLoader(endpoint=sys.argv[1], batch_size=4, seed=0, decode="raw", t
 """
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tree")
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
     paths = tuple(f"{index}.bin" for index in range(SAMPLES))
     for path in paths:
-        (root / path).write_bytes(random.bytes(50_000))
-    samples = Samples(root, paths, np.zeros(SAMPLES, np.int64), np.full(SAMPLES, 50_000))
-    return convert(samples, root / "shards", key="a", shard_bytes=3_000_000)
-
-
-@pytest.fixture(scope="module")
-def link() -> Iterator[Link]:
-    for name in (STORAGE, COMPUTE):
-        subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        try:
-            opened = open_link(f"/run/netns/{STORAGE}", f"/run/netns/{COMPUTE}")
-        except TestbedError as error:
-            pytest.skip(str(error))
-        with opened:
-            yield opened
-    finally:
-        for name in (STORAGE, COMPUTE):
-            subprocess.run(["ip", "netns", "del", name], check=True)
+        (tmp_path / path).write_bytes(random.bytes(50_000))
+    samples = Samples(tmp_path, paths, np.zeros(SAMPLES, np.int64), np.full(SAMPLES, 50_000))
+    return convert(samples, tmp_path / "shards", key="a", shard_bytes=3_000_000)
 
 
 @pytest.fixture
-def endpoint(shards: Path, link: Link) -> Iterator[str]:
-    link.set(Regime(name="wan_30ms", rtt_ms=30, rate_gbit=1))
+def namespaces() -> Iterator[tuple[str, str]]:
+    with two_namespaces() as made:
+        yield made
+
+
+@pytest.fixture
+def link(namespaces: tuple[str, str]) -> Iterator[Link]:
+    with open_link(*namespaces) as opened:
+        opened.set(Regime(name="wan_30ms", rtt_ms=30, rate_gbit=1))
+        yield opened
+
+
+@pytest.fixture
+def endpoint(shards: Path, namespaces: tuple[str, str], link: Link) -> Iterator[str]:
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--until-eof"]
     with subprocess.Popen(
-        ["nsenter", f"--net=/run/netns/{STORAGE}", *serve, "--listen", f"{STORAGE_ADDRESS}:0", "--no-auth"],
+        ["nsenter", f"--net={namespaces[0]}", *serve, "--listen", f"{STORAGE_ADDRESS}:0", "--no-auth"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -90,10 +84,10 @@ def endpoint(shards: Path, link: Link) -> Iterator[str]:
 
 
 @pytest.fixture
-def epoch(endpoint: str) -> Iterator[subprocess.Popen[str]]:
+def epoch(endpoint: str, namespaces: tuple[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A client that stops after forty samples until it is told to go on."""
     with subprocess.Popen(
-        ["nsenter", f"--net=/run/netns/{COMPUTE}", sys.executable, "-c", EPOCH, endpoint],
+        ["nsenter", f"--net={namespaces[1]}", sys.executable, "-c", EPOCH, endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -109,24 +103,20 @@ def _hear(client: subprocess.Popen[str]) -> str:
     return client.stdout.readline().strip()
 
 
-def test_an_epoch_over_a_far_link_brings_every_sample_once(epoch: subprocess.Popen[str], link: Link) -> None:
+def test_an_epoch_over_a_far_link_that_is_down_for_a_while_brings_every_sample_once(
+    epoch: subprocess.Popen[str], namespaces: tuple[str, str], link: Link
+) -> None:
     assert _hear(epoch) == "connected"
     before = link.counters().bytes
     assert _hear(epoch) == "forty"
-    output, _ = epoch.communicate("go\n", timeout=60)
-    assert json.loads(output) == list(range(SAMPLES))
-    carried = link.counters().bytes - before
-    assert SAMPLES * 50_000 < carried < 1.2 * SAMPLES * 50_000
-
-
-def test_a_link_that_is_down_for_a_while_costs_no_sample(epoch: subprocess.Popen[str], link: Link) -> None:
-    assert [_hear(epoch), _hear(epoch)] == ["connected", "forty"]
-    assert epoch.stdin is not None
-    unreachable = ["ip", "-n", STORAGE, "route"]
+    unreachable = ["ip", "-n", Path(namespaces[0]).name, "route"]
     subprocess.run([*unreachable, "add", "blackhole", f"{COMPUTE_ADDRESS}/32"], check=True)
+    assert epoch.stdin is not None
     epoch.stdin.write("go\n")
     epoch.stdin.flush()
-    up = threading.Timer(2, subprocess.run, [[*unreachable, "del", "blackhole", f"{COMPUTE_ADDRESS}/32"]])
+    up = threading.Timer(1, subprocess.run, [[*unreachable, "del", "blackhole", f"{COMPUTE_ADDRESS}/32"]])
     up.start()
     assert json.loads(_hear(epoch)) == list(range(SAMPLES))
     up.join()
+    # What was under way when the link went down may come twice.
+    assert SAMPLES * 50_000 < link.counters().bytes - before < 1.5 * SAMPLES * 50_000

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders.base import Samples
 from loaders.errors import ShardError
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert, image_tree
 from loaders.records.shards.index import ShardSet
-from loaders.records.shards.indexer import Features, index_folder
+from loaders.records.shards.indexer import index_folder
 from loaders.records.shards.tfrecord import read_records
 from loaders.streaming import StreamingLoader
+from tests.integration.runs import run
 
 pytestmark = pytest.mark.process
 
@@ -31,7 +32,7 @@ REPO = Path(__file__).parents[2]
 PICTURES = 9
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tensorflow() -> Callable[[str, Path], list[dict[str, Any]]]:
     """Run tensorflow_records.py with a Python that has TensorFlow; it is made where there is none."""
     made = subprocess.run([REPO / "playbooks/tensorflow.sh"], capture_output=True, text=True, check=False)
@@ -62,15 +63,21 @@ def _tree(root: Path) -> Path:
     return root
 
 
-def _by_id(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda example: example["id"])
+@pytest.fixture(scope="module")
+def written(tensorflow: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A folder that TensorFlow wrote and the command has indexed, and what TensorFlow tells of its examples."""
+    folder = tmp_path_factory.mktemp("written")
+    told = tensorflow("write", folder)
+    done = run([sys.executable, "-m", "loaders.streaming", "index", "--root", str(folder)])
+    assert done.returncode == 0 and "21 samples in 3 shards" in done.stdout, done.stderr
+    return folder, told
 
 
-@pytest.mark.slow
 def test_tensorflow_reads_every_sample_of_an_image_tree(tensorflow: Any, tmp_path: Path) -> None:
-    source = image_tree(_tree(tmp_path / "tree"))
+    tree = image_tree(_tree(tmp_path / "tree"))
+    source = replace(tree, labels=tree.labels - 7)  # protobuf writes what is below 0 in another way
     convert(source, tmp_path / "out", key="a", shard_bytes=5000)
-    found = _by_id(tensorflow("read", tmp_path / "out"))
+    found = sorted(tensorflow("read", tmp_path / "out"), key=lambda example: example["id"])
     assert len(ShardSet.open(tmp_path / "out").shards) > 1 and len(found) == PICTURES
     for sample_id, (path, example) in enumerate(zip(source.paths, found, strict=True)):
         image = (tmp_path / "tree" / path).read_bytes()
@@ -81,22 +88,10 @@ def test_tensorflow_reads_every_sample_of_an_image_tree(tensorflow: Any, tmp_pat
         assert example["decoded shape"] == [*np.asarray(Image.open(io.BytesIO(image))).shape]
 
 
-def test_tensorflow_reads_what_the_harness_has_converted(tensorflow: Any, tmp_path: Path) -> None:
-    root = _tree(tmp_path / "tree")
-    paths = tuple(sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg")))
-    sizes = np.array([(root / path).stat().st_size for path in paths])
-    convert(Samples(root, paths, np.full(len(paths), -7), sizes), tmp_path / "out", key="a")
-    found = _by_id(tensorflow("read", tmp_path / "out"))
-    assert [example["image/encoded"] for example in found] == [[_hash((root / path).read_bytes())] for path in paths]
-    assert {example["parsed label"] for example in found} == {-7}
-
-
-def test_what_tensorflow_wrote_is_indexed_and_read(tensorflow: Any, tmp_path: Path) -> None:
-    told = tensorflow("write", tmp_path)
-    assert len(told) == 21
-    assert index_folder(tmp_path, Features("image/encoded", "image/class/label"), workers=2) == (3, 21)
+def test_what_tensorflow_wrote_is_read(written: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, told = written
     found = []
-    for shard in ShardSet.open(tmp_path).shards:
+    for shard in ShardSet.open(folder).shards:
         data = shard.path.read_bytes()
         for row, payload in zip(shard.records, read_records(shard.path), strict=True):
             start = int(row["offset"] + row["image"])
@@ -106,15 +101,12 @@ def test_what_tensorflow_wrote_is_indexed_and_read(tensorflow: Any, tmp_path: Pa
                 {"shard": shard.path.name, "label": int(row["label"]), "image": hashlib.sha256(image).hexdigest()}
             )
     assert found == told
-    assert [int(row) for shard in ShardSet.open(tmp_path).shards for row in shard.records["id"]] == list(range(21))
+    assert [int(row) for shard in ShardSet.open(folder).shards for row in shard.records["id"]] == list(range(21))
 
 
-@pytest.mark.slow
-def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> None:
-    told = tensorflow("write", tmp_path)
-    index_folder(tmp_path)
-    found = {}
-    argv = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(tmp_path)]
+def test_what_tensorflow_wrote_is_streamed(written: tuple[Path, list[dict[str, Any]]]) -> None:
+    (folder, told), found = written, {}
+    argv = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([*argv, "--listen", "127.0.0.1:0"], **pipes) as daemon:
         endpoint = json.loads(daemon.stdout.readline())["endpoint"]
@@ -129,17 +121,8 @@ def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> N
     assert [found[place] for place in range(21)] == [(entry["label"], entry["image"]) for entry in told]
 
 
-@pytest.mark.slow
-def test_the_command_takes_tensorflows_files_as_they_are(tensorflow: Any, tmp_path: Path) -> None:
-    tensorflow("write", tmp_path)
-    argv = [sys.executable, "-m", "loaders.streaming", "index", "--root", str(tmp_path)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "21 samples in 3 shards" in done.stdout, done.stderr
-
-
-@pytest.mark.slow
-def test_what_tensorflow_compressed_is_refused_by_name(tensorflow: Any, tmp_path: Path) -> None:
-    tensorflow("compress", tmp_path)
+def test_what_tensorflow_compressed_is_refused_by_name(written: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = written
     for name in ("GZIP", "ZLIB"):
         with pytest.raises(ShardError, match=rf"{name}\.tfrecord at byte 0"):
-            index_folder(tmp_path, pattern=f"{name}.tfrecord")
+            index_folder(folder / "compressed", pattern=f"{name}.tfrecord")

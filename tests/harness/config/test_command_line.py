@@ -115,6 +115,7 @@ def test_a_run_composes_its_config_once(started, short, monkeypatch):
         assert f"workloads.{workload.key}.batch_size=8" in command
 
 
+@pytest.mark.process
 def test_a_sweep_runs_one_job_for_each_combination(started):
     found = started("--multirun", "+experiment=smoke", "workload.batch_size=8,16", "seed=1,2")
     sizes = [(one.workloads["resnet50"].params["batch_size"], one.seed) for one, _ in found]

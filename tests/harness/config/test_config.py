@@ -32,7 +32,7 @@ def test_every_shipped_experiment_is_valid_and_made_again_by_the_config_that_its
     assert made.name == name
     assert made.loaders
     assert made.description
-    written = yaml.safe_load(OmegaConf.to_yaml(cfg, resolve=True))
+    written = yaml.load(OmegaConf.to_yaml(cfg, resolve=True), Loader=yaml.CSafeLoader)
     assert Experiment.from_config(written, stored=True) == made
 
 

@@ -1,0 +1,80 @@
+"""Small runs of `python -m harness`, what they store, and two network namespaces for a link between them."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+SAMPLES = 48
+# Few images, one repeat, steps of no length; with caches=all every process would be read from disk again.
+SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
+SMALL += ["testbed.caches=tree"]
+BUSY = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
+"""What else runs on this machine is not what these tests are about; the rules have tests of their own."""
+
+
+def places(folder: Path) -> list[str]:
+    """Return the overrides by which a run stores its results and datasets below a folder."""
+    return [f"results_dir={folder / 'results'}", f"cache_dir={folder / 'cache'}"]
+
+
+def command(*overrides: str) -> list[str]:
+    """Return the command of a run."""
+    return [sys.executable, "-m", "harness", *overrides]
+
+
+def run(argv: list[str], *, timeout_s: float = 280, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+
+
+def rows_of(results: Path, table: str = "epochs.csv") -> list[dict[str, str]]:
+    """Return the rows of a run's table, as they are in the CSV."""
+    with (results / table).open() as file:
+        return list(csv.DictReader(file))
+
+
+def ids_of(cell: Path) -> list[int]:
+    """Return the ids of all samples that a cell has trained on, sorted."""
+    return sorted(pq.read_table(cell / "batches.parquet")["ids"].combine_chunks().flatten().to_pylist())
+
+
+def wait_until(condition: Callable[[], Any], limit_s: float = 20.0) -> Any:
+    """Return what a condition returns once that is true, or after so many seconds."""
+    deadline, pause_s = time.monotonic() + limit_s, 0.01
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(0.2, 1.2 * pause_s)
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or a zombie that nobody reaps."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextmanager
+def two_namespaces() -> Iterator[tuple[str, str]]:
+    """Make two network namespaces, and remove them; their paths are those of a storage and of a compute node."""
+    run_id = uuid.uuid4().hex[:8]
+    names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        yield f"/run/netns/{names[0]}", f"/run/netns/{names[1]}"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=True)
