@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -224,14 +224,18 @@ class Window:
                 f"{self._label()} cannot be read: the temporary store of its agent, of process {self._agent.owner}, is "
                 "removed; read figures inside the agent's `with` statement, or give the Agent a store"
             )
-        where = self._where
-        with SqliteStore.open(Path(where)) if isinstance(where, str | Path) else nullcontext(where) as store:
-            session, span = self._in_readings_time(store.sessions())
-            start_ns, end_ns = span or (self._start_ns, self._end_ns)
-            wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
-            (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
-            if not found.components or not found.energies:
-                raise self._uncovered(store, session, end_ns, found)
+        if isinstance(self._where, SqliteStore):
+            return self._look_up_in(self._where)
+        with SqliteStore.open(Path(self._where)) as store:
+            return self._look_up_in(store)
+
+    def _look_up_in(self, store: SqliteStore) -> WindowEnergy:
+        session, span = self._in_readings_time(store.sessions())
+        start_ns, end_ns = span or (self._start_ns, self._end_ns)
+        wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
+        (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
+        if not found.components or not found.energies:
+            raise self._uncovered(store, session, end_ns, found)
         return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:

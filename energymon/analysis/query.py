@@ -153,11 +153,16 @@ class _NodeQuery:
         start_ns, end_ns = start.t_ns, max(start.t_ns, end.t_ns)
         interval_ns = self._session.interval_ns
         torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
-        # An edge that the wall clock showed twice gives no figure.
-        readings = [] if torn else self._parts
         error_ns = self._clock_error_ns
+        # An edge that the wall clock showed twice gives no figure.
         found = energy_of(
-            readings, self._channels, start_ns, end_ns, interval_ns, clock_error_ns=error_ns, baselines=baselines
+            [] if torn else self._parts,
+            self._channels,
+            start_ns,
+            end_ns,
+            interval_ns,
+            clock_error_ns=error_ns,
+            baselines=baselines,
         )
         whole = found.total is not None and found.total.joules is not None
         covered_parts = [] if whole or torn else self._covered(start_ns, end_ns)

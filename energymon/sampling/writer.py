@@ -240,7 +240,11 @@ class StoreWriter:
             point.t_ns - self._clock.boot_offset_ns,
             boot_id(),
             joules,
-            *shown,
+            shown.raw,
+            shown.unit_j,
+            shown.wrap,
+            shown.max_w,
+            shown.counter,
         )
 
     def _gap(self, gap: Gap) -> _TickContent:
