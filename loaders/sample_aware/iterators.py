@@ -108,8 +108,12 @@ def keys_of(batches: Iterator[Value], loader: Any) -> Iterator[list[tuple[int, V
     one key, (seed of its first sample, indices).
     """
     loader.epochs += 1
-    seed, place = _EPOCH_STEP * loader.epochs, 0
-    is_single, by_batch = loader.batch_sampler is None, loader.by_batch
+    # A generator apart: with a reference to the loader, which keeps its iterator, it would be garbage of a circle.
+    return _keys(batches, _EPOCH_STEP * loader.epochs, is_single=loader.batch_sampler is None, by_batch=loader.by_batch)
+
+
+def _keys(batches: Iterator[Value], seed: int, *, is_single: bool, by_batch: bool) -> Iterator[list[tuple[int, Value]]]:
+    place = 0
     for batch in batches:
         indices = [batch] if is_single else list(batch)
         seeds = [(seed + SAMPLE_STEP * number) & SEED_MASK for number in range(place, place + len(indices))]

@@ -160,6 +160,21 @@ def test_the_iterator_has_a_length_and_its_workers_as_trainers_ask_for_them(kind
 
 
 @both
+def test_persistent_workers_end_with_an_iterator_that_is_dropped_without_garbage_collection(kind):
+    batches = iter(kind(Numbers(), 5, num_workers=2, persistent_workers=True))
+    workers = list(batches._workers)
+    next(batches)
+    gc.disable()
+    try:
+        del batches
+        for worker in workers:
+            worker.join(5)
+            assert not worker.is_alive()
+    finally:
+        gc.enable()
+
+
+@both
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_pickles_and_copies(kind, workers):
     loader = kind(Numbers(), 5, num_workers=workers, collate_fn=as_given)
