@@ -53,13 +53,14 @@ class Bench:
     def loaded(self, regime: Regime) -> ProbeResult:
         """Measure the round trip while a few flows saturate the link, once they have ramped up."""
         seconds = 0.5 + 10 * regime.rtt_ms / 1e3
-        arguments = json.dumps({"seconds": 4 * seconds, "flows": 4})
+        arguments = json.dumps({"seconds": 6 * seconds, "flows": 4})
         argv = [sys.executable, *MODULE, "measure", STORAGE_ADDRESS, str(self.port), arguments]
         with self.compute.start(argv, stdout=subprocess.DEVNULL) as flows:
             # A quarter of the time is for its own round trips; what stands in the queue in slow start passes.
-            time.sleep(START_S + 2 * seconds)
+            time.sleep(START_S + 2.5 * seconds)
             found = rtt_probe(self.compute, STORAGE_ADDRESS, seconds=seconds)
             assert flows.is_alive
+            flows.process.wait(20 * seconds)
         return found
 
 

@@ -74,11 +74,9 @@ class Counters:
 class CellCounters:
     """Reads the kernel's cumulative counters as this process and its network namespace see them.
 
-    Args:
-        interface: the data network's; None for local data.
-        link_pid: the link's process; None where the kernel does the work.
-        run_pid: the process that started all others of the run; None for this one.
-        pids: processes that serve the cell, by what they do.
+    Of the data network's interface, None for local data; of the link's process, None where the kernel does the work; of
+    the process that started all others of the run, by default this one; and of `pids`, which serve the cell, by what
+    they do.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Energy on the other hosts of a run: an agent on each, their readings and clocks after every cell.
 
 `python -m harness.run.host_energy` runs one on a host, over the supervisor. It answers the calls `start`, then `clock`,
-`cpu`, and `readings` of a span. The end of standard input ends it.
+`ntp`, `cpu`, and `readings` of a span. The end of standard input ends it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,6 +31,7 @@ from harness.run.energy_agent import EnergyAgent
 from harness.system.process import processes_of_run
 from harness.system.procfs import cpu_s, family, host_cpu, kernel_threads
 from harness.testbed import Testbed
+from harness.testbed.hosts.session import compare_clocks
 from joulefeed.calls import Answers, CallError, call, request, wait_answer
 from joulefeed.child import Child, ChildError
 
@@ -50,25 +52,19 @@ class _HostAgent:
     child: Child
     description: Mapping[str, Any]
 
-    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, do: str, **arguments: Any) -> Any:
         try:
-            answer: dict[str, Any] = call(self.child, do, timeout_s=_ANSWER_S, **arguments)
+            return call(self.child, do, timeout_s=_ANSWER_S, **arguments)
         except (ChildError, CallError) as error:
             raise CellError(f"host {self.host}: its energy agent: {error}") from error
-        return answer
 
 
 class HostAgents:
     """The agents of all other hosts of a run; what they stored is fetched when the context is left.
 
-    Args:
-        testbed: its hosts.
-        spec: how they sample.
-        folder: the run's results folder, in whose `hosts` each host gets one; its name is the run's in the server.
-        send: the server that gets the readings.
-        note: called with a line about what could not be fetched.
-
-    Raises TestbedError when an agent does not start.
+    Each host gets a folder in `hosts` of the run's results folder, whose name is the run's in the server that gets the
+    readings. `note` is called with a line about what could not be fetched. Raises TestbedError when an agent does not
+    start.
     """
 
     def __init__(
@@ -105,14 +101,10 @@ class HostAgents:
             if self._testbed.shares_clock(agent.host):
                 found[agent.host] = HostClock("one clock", 0.0, 0.0)
                 continue
-            exchanges, answer = [], {}
-            for _ in range(_EXCHANGES):
-                sent_ns = time.time_ns()
-                answer = agent.ask("clock")
-                took_ns = time.time_ns() - sent_ns
-                exchanges.append((took_ns / 2, answer["utc_ns"] - sent_ns - took_ns / 2))
-            there = None if answer["ntp"] is None else ClockOffset(**answer["ntp"])
-            found[agent.host] = compute_clock_offset(*min(exchanges), ntp_offset("lead", time.time_ns()), there)
+            exchanged = compare_clocks(partial(agent.ask, "clock"), _EXCHANGES)
+            told = agent.ask("ntp")
+            there = None if told is None else ClockOffset(**told)
+            found[agent.host] = compute_clock_offset(*exchanged, ntp_offset("lead", time.time_ns()), there)
         return found
 
     def count_cpu(self, here: EnergyAgent) -> dict[str, dict[str, float]]:
@@ -200,14 +192,8 @@ def compute_clock_offset(
 ) -> HostClock:
     """Return another host's clock minus this one's, by the quickest exchange with it or by what NTP says on both.
 
-    NTP has a smaller error than an exchange over SSH, half of whose round trip is the bound. It does not count where
-    the exchange contradicts it.
-
-    Args:
-        error_ns: bound of the exchange's error.
-        offset_ns: the other clock minus this one, by the exchange.
-        here: UTC minus this host's clock, as its NTP daemon or its kernel reports it.
-        there: UTC minus the other host's.
+    The error of an exchange over SSH is at most half of its round trip. `here` and `there` are UTC minus the clock of
+    each host, as its NTP daemon or its kernel reports it. They count where their error is smaller and they agree.
     """
     if here is not None and there is not None:
         ntp_ns, ntp_error_ns = here.offset_ns - there.offset_ns, here.error_ns + there.error_ns
@@ -286,11 +272,14 @@ class _Answering:
         self._stack.enter_context(self._agent)
         return dict(self._agent.description)
 
-    def clock(self) -> object:
-        """Return what the NTP daemon says of this clock, and the time by it."""
+    def clock(self) -> int:
+        """Return the time by this clock, UTC ns."""
+        return time.time_ns()
+
+    def ntp(self) -> object:
+        """Return what the NTP daemon says of this clock."""
         own = ntp_offset(self._agent.node, time.time_ns())
-        # Read again: the daemon takes a while to answer.
-        return {"ntp": None if own is None else asdict(own), "utc_ns": time.time_ns()}
+        return None if own is None else asdict(own)
 
     def cpu(self) -> object:
         """Return what `count_cpu` counts on this host."""
@@ -319,8 +308,7 @@ def main() -> int:
     """Answer the calls of the lead until standard input ends; returns the exit status."""
     with ExitStack() as stack:
         own = _Answering(stack)
-        handlers: Mapping[str, Callable[..., object]]
-        handlers = {"start": own.start, "clock": own.clock, "cpu": own.cpu, "readings": own.readings}
+        handlers = {name: getattr(own, name) for name in ("start", "clock", "ntp", "cpu", "readings")}
         Answers(handlers, (HarnessError,)).run()
     return 0
 

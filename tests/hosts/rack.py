@@ -101,7 +101,8 @@ class Rack:
         self._machines = {machine.name: machine for machine in plan.machines}
         self._hosts: dict[str, Child] = {}
         self._virtual: dict[str, vm.VirtualMachine] = {}
-        self._host_keys: dict[str, str] = {}
+        self.host_keys: dict[str, str] = {}
+        """The hosts' public keys by name."""
         _allow_usual_congestion_control()
         NAMESPACES.mkdir(exist_ok=True)
         run("mount", "-t", "tmpfs", "namespaces", str(NAMESPACES))
@@ -127,11 +128,6 @@ class Rack:
             self._start(machine)
         for machine in plan.machines:
             self._await(machine)
-
-    @property
-    def host_keys(self) -> dict[str, str]:
-        """The hosts' public keys by name."""
-        return self._host_keys
 
     def answers(self) -> dict[str, Callable[..., object]]:
         """Return what the tests may do to hosts from outside, by name."""
@@ -236,7 +232,7 @@ class Rack:
             shared=self._plan.shared,
             known=self._known(),
         )
-        self._host_keys[name] = self._virtual[name].prepare(identity)
+        self.host_keys[name] = self._virtual[name].prepare(identity)
         taps = []
         for kind, bridge in (("mgmt", "mgmt"), ("data", site(machine.site))):
             tap = f"{kind}{machine.number}"
@@ -261,7 +257,7 @@ class Rack:
             ready = self._hosts[machine.name].ready(BOOT_S)
         except ChildError as error:
             raise TestbedError(f"host {machine.name} {error}") from error
-        self._host_keys[machine.name] = str(ready["host_key"])
+        self.host_keys[machine.name] = str(ready["host_key"])
 
     def _stop(self, host: str) -> None:
         """Power a host off at once: its cables first, so that nobody is told."""
@@ -335,9 +331,7 @@ def path(namespace: str) -> Path:
 
 
 def run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise TestbedError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
+    run_in(None, argv)
 
 
 def _add_site(name: str, number: int) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, Literal
 from uuid import uuid4
@@ -22,7 +22,7 @@ from harness.errors import TestbedError
 from harness.testbed.doctor import HostFinding
 from harness.testbed.hosts.connection import RemoteNode, beating, reach
 from harness.testbed.hosts.playbook import Assertion, PlaybookProgress, PlaybookResult, run_playbook
-from harness.testbed.hosts.session import OLDEST_PYTHON, HostSession, in_parallel, sessions_with
+from harness.testbed.hosts.session import OLDEST_PYTHON, HostSession, compare_clocks, in_parallel, sessions_with
 from harness.testbed.hosts.supervisor import HOST_STATE
 from harness.testbed.link.measure.probe import probe_nodes
 from joulefeed.calls import CallError
@@ -174,25 +174,18 @@ def _finding(assertion: Assertion) -> HostFinding:
     return HostFinding(assertion.host, what, found, "warn" if verdict == "warn" else "fail", remedy)
 
 
-def _offset(session: HostSession) -> tuple[int, int] | str:
-    """Return the offset of a host's clock and its bound, ns, by the exchange that takes least time."""
-    found = []
+def _offset(session: HostSession) -> tuple[float, float] | str:
+    """Return the bound and the offset of a host's clock, ns, or why they are not known."""
     try:
-        for _ in range(_CLOCKS):
-            begin_ns = time.time_ns()
-            utc_ns = int(session.ask("clock"))
-            end_ns = time.time_ns()
-            found.append((end_ns - begin_ns, utc_ns - (begin_ns + end_ns) // 2))
+        return compare_clocks(partial(session.ask, "clock"), _CLOCKS)
     except (CallError, ChildError) as error:
         return str(error)
-    span_ns, offset_ns = min(found)
-    return offset_ns, span_ns // 2
 
 
-def _clock(host: Host, offset: tuple[int, int] | str, tracking: str) -> HostFinding:
+def _clock(host: Host, offset: tuple[float, float] | str, tracking: str) -> HostFinding:
     if isinstance(offset, str):
         return HostFinding(host.name, "clock", offset, "fail", "run the doctor again")
-    offset_ns, bound_ns = offset
+    bound_ns, offset_ns = offset
     beyond_ns = max(0, abs(offset_ns) - bound_ns)
     words = f"{offset_ns / 1e6:+.2f} ms from this machine, ± {bound_ns / 1e6:.2f} ms"
     fields = tracking.split(",")  # as `chronyc -c tracking` prints them

@@ -101,3 +101,17 @@ def in_parallel(task: Callable[[HostSession], T], sessions: Sequence[HostSession
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def compare_clocks(ask: Callable[[], int], times: int) -> tuple[float, float]:
+    """Compare this clock with another one, which `ask` returns, UTC ns, by the quickest of some exchanges.
+
+    Returns the bound of the error, ns, which is half of the exchange, and the other clock minus this one, ns.
+    """
+    found = []
+    for _ in range(times):
+        sent_ns = time.time_ns()
+        there_ns = ask()
+        error_ns = (time.time_ns() - sent_ns) / 2
+        found.append((error_ns, there_ns - sent_ns - error_ns))
+    return min(found)

@@ -21,8 +21,8 @@ from harness.testbed.hosts.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import LinkKind
 from harness.testbed.link.base import NO_PATHS, Link
-from harness.testbed.link.hosts_link import HostsNetemLink
 from harness.testbed.link.measure.probe import probe_nodes, rtt_probe
+from harness.testbed.link.netem_link import HostsNetemLink
 from harness.testbed.link.socket_link import SocketLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount

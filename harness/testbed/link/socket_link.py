@@ -15,7 +15,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
 from harness.testbed.link.base import Link, LinkCounters
-from harness.testbed.link.hosts_link import find_interface
+from harness.testbed.link.netem_link import find_interface
 from joulefeed.calls import CallError, SocketChannel, call
 
 ANSWER_TIMEOUT_S: Final = 60.0
