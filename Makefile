@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast test-slow test-vm gpu-smoke lint server minio tensorflow mosaic cassandra ansible setup bench lock clean
+.PHONY: help run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks server minio tensorflow mosaic cassandra ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -33,10 +33,15 @@ gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to 
 	playbooks/gpu_smoke.sh
 
 lint: setup        ## ruff, mypy (strict), and the words, errors and arguments of docstrings
+	$(MAKE) --no-print-directory -j2 --output-sync=target lint-python lint-playbooks
+
+lint-python:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) tests/prose.py
+
+lint-playbooks:
 	[ ! -x .venv-ansible/bin/ansible-lint ] || playbooks/lint.sh
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes

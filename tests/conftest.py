@@ -33,7 +33,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
 # They end at once. The first import of torch in a process looks for libraries with ldconfig, or else with a compiler.
 _QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc", "gcc", "ldconfig", "ld"}
+_CONNECTS = {"socket.connect", "socket.sendto"}
 _HERE = ("127.", "::1", "localhost")
+_NONE_IS_FAST = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.(process|serial)\b", re.MULTILINE)
+_IS_SLOW = re.compile(r"pytest\.mark\.slow\b")
 _WAITING = (
     *(
         "tests/integration/test_hosts_run.py",
@@ -81,12 +84,13 @@ class _Guard:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        if not self._running:
+        # Python tells of every id() and every attribute that is looked up by name: this is called millions of times.
+        if not self._running or (event not in _STARTS and event not in _CONNECTS):
             return
         program = Path(str(arguments[0])).name if arguments else ""
         if event in _STARTS and program not in _QUICK:
             self._refuse(f"started a process ({event}{f' {program}' if program else ''})")
-        elif event in {"socket.connect", "socket.sendto"} and _is_another_host(arguments[1]):
+        elif event in _CONNECTS and _is_another_host(arguments[1]):
             self._refuse(f"connected to {arguments[1]}")
 
     def _refuse(self, deed: str) -> None:
@@ -116,13 +120,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Turns())
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out a file that says to have no test of the wanted group: its imports would take most of the time."""
+    if collection_path.suffix != ".py":
+        return None
+    text, beside = collection_path.read_text(), collection_path.with_name("conftest.py")
+    if config.getoption("--fast"):
+        return _NONE_IS_FAST.search(text) is not None or None
+    if config.getoption("markexpr") == "slow":
+        return _IS_SLOW.search(text + (beside.read_text() if beside.exists() else "")) is None or None
+    return None
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker a processor for `--fast`, else two, as many tests wait for processes; six at most.
+    """For `--fast` a worker more than processors, as some tests wait; else two a processor, as many do; six at most.
 
     A worker and the processes of its tests take 2 GB.
     """
     processors, memory_gb = len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 10**9
-    return max(1, min(6, memory_gb // 2, processors if config.getoption("--fast") else 2 * processors))
+    return max(1, min(6, memory_gb // 2, processors + 1 if config.getoption("--fast") else 2 * processors))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -151,6 +167,7 @@ def _turn(item: pytest.Item, places: dict[str, float]) -> tuple[int, float]:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # nor again while the tests run
     gc.enable()
 
 

@@ -82,6 +82,9 @@ def test_forgets(child): pass
 """
     assert "1 passed, 2 deselected, 1 error" in run(tmp_path, tests, "--fast")
     assert "4 passed" in run(tmp_path, tests)
+    never = "pytestmark = [\n    pytest.mark.process,\n]\nraise RuntimeError"
+    assert "no tests ran" in run(tmp_path, never, "--fast")
+    assert "no tests ran" in run(tmp_path, "raise RuntimeError", "-m", "slow")
 
 
 def test_a_serial_test_runs_while_no_other_does(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 
 from harness.config import list_packaged
-from harness.config.experiment import experiment_from
 from harness.config.specs import Experiment
 from harness.report.claims.definition import Definition
 from harness.report.claims.reader import make_definitions
+from tests.harness.configs import experiment
 
+pytestmark = pytest.mark.process  # they take seconds
 TOO_SMALL = {
     ("emlio_fig1", "small"): "PyTorch's epochs of 1000 samples at 30 ms, of three stages, take more than ten minutes",
     ("minato_fig4", "small"): "its claims need a GPU, and with one the full scale is run",
@@ -28,13 +28,11 @@ TOO_SMALL = {
 @cache
 def read_scales() -> Mapping[tuple[str, str], Experiment]:
     """Return every experiment of which claims are made, at every scale."""
-    every = list_packaged("experiment")
-    with initialize_config_module("conf", version_base="1.3"):
-        found = {
-            (name, scale): experiment_from(compose("config", overrides=[f"+experiment={name}", f"scale={scale}"]))
-            for name, path in every.items()
-            for scale in (("small", "full") if has_sizes(path) else ("small",))
-        }
+    found = {
+        (name, scale): experiment(f"+experiment={name}", f"scale={scale}")
+        for name, path in list_packaged("experiment").items()
+        for scale in (("small", "full") if has_sizes(path) else ("small",))
+    }
     return {key: one for key, one in found.items() if one.judged}
 
 
@@ -43,41 +41,39 @@ def has_sizes(path: Path) -> bool:
     return "\nsizes:" in path.read_text(encoding="utf-8")
 
 
-def list_asked(name: str, experiment: Experiment) -> Iterator[Definition]:
+def list_asked(name: str, made: Experiment) -> Iterator[Definition]:
     """Yield the claims that an experiment asks."""
     drawn = list_packaged("figure")
     for one in make_definitions():
-        if one.figure in experiment.figures or (one.figure == name and name not in drawn):
+        if one.figure in made.figures or (one.figure == name and name not in drawn):
             yield one
 
 
-def count_samples(claim: Definition, experiment: Experiment) -> int:
+def count_samples(claim: Definition, made: Experiment) -> int:
     """Return the samples of the smallest dataset of the workloads that a claim names, of which none names all."""
     named = {one.key: one.listed for one in claim.each}.get("workload") or (claim.of.get("workload"),)
-    datasets = [one for workload, one in experiment.datasets.items() if workload in named or named == (None,)]
+    datasets = [one for workload, one in made.datasets.items() if workload in named or named == (None,)]
     return min(int(one.params["samples"]) for one in datasets)
 
 
 def test_there_are_experiments_of_every_figure_that_claims_are_of() -> None:
-    asked = {one.figure for (name, _), experiment in read_scales().items() for one in list_asked(name, experiment)}
+    asked = {one.figure for (name, _), made in read_scales().items() for one in list_asked(name, made)}
     assert asked == {one.figure for one in make_definitions()}
 
 
-@pytest.mark.parametrize(("name", "scale"), read_scales())
-def test_a_scale_whose_samples_are_enough_has_the_repeats_and_settled_epochs(name: str, scale: str) -> None:
-    experiment = read_scales()[name, scale]
-    for claim in list_asked(name, experiment):
-        if count_samples(claim, experiment) < claim.needs.samples:
-            continue
-        assert experiment.repeats >= max(2, claim.needs.repeats), claim.id
-        assert not claim.settled or experiment.epochs > claim.needs.settled, claim.id
+def test_a_scale_whose_samples_are_enough_has_the_repeats_and_settled_epochs() -> None:
+    for (name, scale), made in read_scales().items():
+        for claim in list_asked(name, made):
+            if count_samples(claim, made) >= claim.needs.samples:
+                assert made.repeats >= max(2, claim.needs.repeats), (claim.id, scale)
+                assert not claim.settled or made.epochs > claim.needs.settled, (claim.id, scale)
 
 
 def test_scales_that_are_too_small_for_all_of_their_claims_are_known() -> None:
     too_small = {
         (name, scale)
-        for (name, scale), experiment in read_scales().items()
-        if (claims := list(list_asked(name, experiment)))
-        and all(count_samples(one, experiment) < one.needs.samples for one in claims)
+        for (name, scale), made in read_scales().items()
+        if (claims := list(list_asked(name, made)))
+        and all(count_samples(one, made) < one.needs.samples for one in claims)
     }
     assert too_small == TOO_SMALL.keys()

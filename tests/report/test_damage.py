@@ -17,6 +17,7 @@ import pytest
 from harness.errors import BROKEN_FIGURE, DiskError, ResultsError
 from harness.report.__main__ import main as report
 
+pytestmark = pytest.mark.process  # they take seconds
 STORED = ("config.yaml", "plan.json", "provenance.json", "checks.json", "cell.json", "link.json")
 WHOLE: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda whole: whole[: len(whole) // 2],

@@ -25,6 +25,7 @@ def simulate(repeats: int, *, ratio: float, times: int) -> Iterator[Interval]:
         yield interval
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("repeats", [3, 10])
 def test_of_500_loaders_compared_with_themselves_at_most_6_percent_differ(repeats: int) -> None:
     differ = sum(not interval.holds(1.0) for interval in simulate(repeats, ratio=1.0, times=500))

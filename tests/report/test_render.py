@@ -17,6 +17,8 @@ from harness.report.figures import find_figure
 from harness.results.reader import read_results
 from tests.report.conftest import FolderBuilder
 
+pytestmark = pytest.mark.process  # they draw figures, which takes seconds
+
 
 def page(folder):
     return (folder / "report.html").read_text()

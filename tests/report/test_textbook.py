@@ -14,6 +14,7 @@ from harness.report.render import judge_claims as judge
 from harness.results.reader import read_results
 from harness.workloads.overlap import simulate
 
+pytestmark = pytest.mark.process  # they draw figures, which takes seconds
 WORKERS = (1, 2, 3, 4, 6, 8)
 UTILISATION = {int(key): low(value) for key, value in find_table("textbook/output_8_5_1/utilisation").items()}
 

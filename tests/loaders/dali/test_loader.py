@@ -84,8 +84,8 @@ def test_pipelines_are_built_once_and_again_after_an_epoch_that_was_broken_off(
         assert len(built) == 2
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 3, 4])
-@pytest.mark.parametrize("count", [1, 4, 9, 14, 20])
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 9, 20])
 def test_batches_of_pipelines_that_take_turns_come_in_their_order(
     image_tree: Tree, num_threads: int, count: int
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from loaders.errors import SplitError
 from loaders.nosql.splits import _take, make_splits
 
+pytestmark = pytest.mark.process  # they take seconds
 SHARES = st.sampled_from(
     [
         {"train": 0.8, "validation": 0.1, "test": 0.1},
@@ -27,9 +28,9 @@ SHARES = st.sampled_from(
 
 @st.composite
 def tables(draw: st.DrawFn, most_classes: int = 8) -> pa.Table:
-    """Return metadata of 500 to 4000 patients, of whom few have many samples, with unequal and mixed classes."""
+    """Return metadata of 500 to 2000 patients, of whom few have many samples, with unequal and mixed classes."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    patients = draw(st.integers(500, 4000))
+    patients = draw(st.integers(500, 2000))
     tail = 1 + random.pareto(draw(st.sampled_from([0.8, 3])), patients) * draw(st.integers(0, 9))
     sizes = np.minimum(tail, patients // 10).astype(np.int64)
     classes = draw(st.integers(1, most_classes))
