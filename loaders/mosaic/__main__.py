@@ -22,7 +22,7 @@ def _serving(options: DaemonOptions) -> Iterator[Served]:
         )
     host, port = resolve_one_address(options.listen)
     keys = load_keys(options.keys)
-    with linked_objects(options.root) as folder, ObjectServer(keys, host, port=port, folder=folder) as server:
+    with linked_objects(options.root) as folder, ObjectServer(keys, folder, host, port=port) as server:
         yield Served({"endpoint": f"s3://{BUCKET}/{PREFIX}?endpoint={server.endpoint}"}, server)
 
 

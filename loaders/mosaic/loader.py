@@ -22,6 +22,12 @@ from loaders.shared.options import takes_options
 _AHEAD: Final = 2
 """Batches that are on their way from the reader, beside those that its workers hold."""
 _COLUMNS: Final = 5
+_OWN_SETTINGS: Final = {"batch_size", "num_workers", "prefetch_factor", "remainder", "limit", "verify"}
+_LIBRARY_SETTINGS: Final = {
+    "shuffle", "shuffle_algo", "shuffle_block_size", "num_canonical_nodes", "predownload", "cache_limit",
+    "download_retry",
+}  # fmt: skip
+"""Arguments of StreamingDataset that have the same names here."""
 _BLOCK_SHARDS: Final = 10
 """Shards in a block of the shuffle, as the documentation asks for at least (Shuffling, shuffle-block-based)."""
 
@@ -49,7 +55,7 @@ class MosaicLoader(RecordLoader):
         Args:
             endpoint: Where the shards are, such as s3://joulefeed/mds?endpoint=http://10.77.0.1:9000;
                 requests are signed for the region AWS_REGION, else us-east-1.
-            transform: A pipeline, or a callable that takes a decoded image or array (default: ImageTransform()).
+            transform: A pipeline, or a callable on the decoded sample (default: ImageTransform()).
             python: A Python that has mosaicml-streaming (default: this one).
         """
         options = MosaicOptions(**keywords)
@@ -60,22 +66,13 @@ class MosaicLoader(RecordLoader):
         self._remote, self._timeout_s = remote, options.timeout_s
         self._keys = load_keys(options.keys)
         self._python = sys.executable if python is None else str(python)
-        library = (
-            "shuffle", "shuffle_algo", "shuffle_block_size", "num_canonical_nodes", "predownload", "cache_limit",
-            "download_retry",
-        )  # fmt: skip
         self._settings: dict[str, Any] = {
-            "batch_size": options.batch_size,
-            "num_workers": options.num_workers,
-            "prefetch_factor": options.prefetch_factor,
+            **options.model_dump(include=_OWN_SETTINGS),
             "rank": self._ranks[0],
             "world_size": self._ranks[1],
-            "remainder": options.remainder,
-            "limit": options.limit,
-            "verify": options.verify,
             "block_shards": _BLOCK_SHARDS if options.shuffle_block_size is None else None,
             "dataset": {
-                **{name: getattr(options, name) for name in library},
+                **options.model_dump(include=_LIBRARY_SETTINGS),
                 "shuffle_seed": options.seed,
                 "download_timeout": options.timeout_s,
             },

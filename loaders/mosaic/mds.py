@@ -42,7 +42,7 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
         _write(source, temporary / PREFIX, progress)
         daemon, _ = make_keys(temporary / "keys")
         keys = load_keys(daemon)
-        with ObjectServer(keys, folder=folder) as server:
+        with ObjectServer(keys, folder) as server:
             _upload(temporary / PREFIX, server.endpoint, keys)
 
 

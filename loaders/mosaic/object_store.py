@@ -40,25 +40,18 @@ class ObjectServer(ServerProcess):
     def __init__(
         self,
         keys: ObjectKeys,
+        folder: Path,
         host: str = "127.0.0.1",
         *,
         port: int = 0,
-        folder: Path | None = None,
-        timeout_s: float = 30.0,
     ) -> None:
-        """Start it and wait until it is ready.
+        """Start it and wait until it is ready, with the access key of its administrator.
 
-        Args:
-            keys: the access key of its administrator; MinIO asks for 3 characters and 8 of the secret at least.
-            host: numeric address to listen on (default: 127.0.0.1).
-            port: port to listen on (default: any free one).
-            folder: keeps its objects after the end (default: a temporary one, which is removed at the end).
-            timeout_s: how long it may take to be ready, in s (default: 30).
-
-        Raises ObjectServerError saying why it did not start.
+        It keeps its objects in `folder`, and listens on a numeric address and a port (default: any free one). Raises
+        ObjectServerError saying why it did not start.
         """
-        self._keys, self._folder = keys, folder
-        super().__init__(host, port=port, timeout_s=timeout_s)
+        self._keys, self._folder = keys, folder.absolute()
+        super().__init__(host, port=port)
 
     @property
     def endpoint(self) -> str:
@@ -70,8 +63,7 @@ class ObjectServer(ServerProcess):
         program = ask_playbook("minio")
         if program is None:
             raise ObjectServerError("playbooks/minio.sh found no MinIO and could not build one; see its messages above")
-        folder = self.temporary / "data" if self._folder is None else self._folder.absolute()
-        return [str(program), "server", "--address", self.address, str(folder)]
+        return [str(program), "server", "--address", self.address, str(self._folder)]
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -162,10 +162,7 @@ class ReaderProcess:
 
     def _checked(self, message: bytes) -> dict[str, Any]:
         if not message:
-            how, status = self._child.describe_end(_END_S), self._child.process.poll()
-            if status is not None and status < 0:
-                how = f"was killed by signal {-status}"
-            raise WorkerError(f"{self._process()} {how}")
+            raise WorkerError(f"{self._process()} {self._child.describe_end(_END_S)}")
         answer: dict[str, Any] = json.loads(message)
         if "error" not in answer:
             return answer

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,6 @@ from loaders.pipeline.callables import AnyTransform, as_pipeline
 from loaders.pytorch.loader import TorchBatches
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.options import check_whole, takes_options
-from loaders.shared.shares import Share
 
 
 class BalancedOptions(PecanOptions):
@@ -84,36 +82,42 @@ class SizeBalancedLoader(FileLoader):
             order = choose_order(pipeline, samples, options)
             self.notes += notes_of(order)
             pipeline = reorder(pipeline, order)
-        self._classes = classes = SizeClasses(self._share, samples.sizes, slow, options.batch_size)
-        self._quick, self._slow = (
+        self._is_slow = slow
+        self._classes = [
             TorchBatches(
                 samples,
                 pipeline,
                 options,
                 num_workers=workers,
                 device=self._device,
-                order=ids,
+                order=order,
                 skip=self._skip,
             )
-            for ids, workers in ((classes.quick, options.num_workers - background), (classes.slow, background))
-        )
+            for workers, order in (
+                (options.num_workers - background, lambda epoch: self._split(epoch)[0]),
+                (background, lambda epoch: self._split(epoch)[1]),
+            )
+        ]
+
+    def _split(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        return split_by_size(self._share.order(epoch), self._samples.sizes, self._is_slow, self._options.batch_size)
 
     def close(self) -> None:
         """End the workers, in the middle of a read too."""
         self._closed = True
-        self._quick.close()
-        self._slow.close()
+        for batches in self._classes:
+            batches.close()
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        counts = [math.ceil(len(ids) / self._options.batch_size) for ids in self._classes.split(epoch)]
+        counts = [math.ceil(len(ids) / self._options.batch_size) for ids in self._split(epoch)]
         try:
             # Both start to work before the first batch is waited for. A class without samples starts no workers.
-            classes = [
+            begun = [
                 batches.start(epoch) if count else iter(())
-                for batches, count in zip((self._quick, self._slow), counts, strict=True)
+                for batches, count in zip(self._classes, counts, strict=True)
             ]
             for turn in interleave(*counts):
-                batch = next(classes[turn], None)
+                batch = next(begun[turn], None)
                 if batch is not None:  # nothing comes of a batch whose samples have all failed
                     yield batch
         except LoaderError:
@@ -133,52 +137,28 @@ def _background(sizes: npt.NDArray[np.int64], slow: npt.NDArray[np.bool_], num_w
     return wanted
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SizeClasses:
-    """How the samples of a rank's epochs are divided between quick and slow ones."""
+def split_by_size(
+    order: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], is_slow: npt.NDArray[np.bool_], batch_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the quick and the slow ones of the ids of an epoch, each in the epoch's order.
 
-    share: Share
-    sizes: npt.NDArray[np.int64]
-    """Of every sample's file in bytes, shape (n,)."""
-    is_slow: npt.NDArray[np.bool_]
-    """Shape (n,)."""
-    batch_size: int
-
-    def split(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the ids of the quick and of the slow samples, each in the epoch's order.
-
-        The quick ones fill whole batches, so that an epoch has no more batches than its samples need: those of them
-        that would be left over are counted as slow, the largest first.
-        """
-        order = self.share.order(epoch)
-        slow = self.is_slow[order]
-        if slow.any():
-            quick = np.flatnonzero(~slow)
-            left_over = len(quick) % self.batch_size
-            largest = np.argsort(self.sizes[order[quick]], kind="stable")[len(quick) - left_over :]
-            slow[quick[largest]] = True
-        return order[~slow], order[slow]
-
-    def quick(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the ids of the quick samples in the order of one epoch."""
-        return self.split(epoch)[0]
-
-    def slow(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Return the ids of the slow samples in the order of one epoch."""
-        return self.split(epoch)[1]
+    The quick ones fill whole batches, so that an epoch has no more batches than its samples need: those of them that
+    would be left over are counted as slow, the largest first. `sizes` are bytes of all samples' files, by id.
+    """
+    slow = is_slow[order]
+    if slow.any():
+        quick = np.flatnonzero(~slow)
+        left_over = len(quick) % batch_size
+        largest = np.argsort(sizes[order[quick]], kind="stable")[len(quick) - left_over :]
+        slow[quick[largest]] = True
+    return order[~slow], order[slow]
 
 
-def interleave(quick: int, slow: int) -> Iterator[Literal[0, 1]]:
-    """Yield 0 for a quick batch and 1 for a slow one, in the order in which an epoch yields them.
+def interleave(quick: int, slow: int) -> list[int]:
+    """Return 0 for a quick batch and 1 for a slow one, in the order in which an epoch yields them.
 
     The slow ones lie evenly among the others, each at the end of its part; so an epoch's last batch is slow if any is.
     """
-    given = 0
-    for turn in range(1, slow + 1):
-        until = math.ceil(turn * quick / slow)
-        for _ in range(given, until):
-            yield 0
-        given = until
-        yield 1
-    for _ in range(given, quick):
-        yield 0
+    places = [(place, 0) for place in range(1, quick + 1)]
+    places += [(math.ceil(turn * quick / slow), 1) for turn in range(1, slow + 1)]
+    return [kind for _, kind in sorted(places)]

@@ -8,22 +8,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
+import numpy.typing as npt
 import torch
 from PIL import Image
 from pydantic import Field
 
 from loaders.base import Samples
 from loaders.errors import LoaderError
-from loaders.pecan.order import Flow, Kind, Measured, TransformOrder, auto_order, reorder
+from loaders.pecan.order import Kind, TransformOrder, auto_order, reorder
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
 from loaders.pipeline.callables import AnyTransform, as_pipeline
-from loaders.pytorch.loader import TorchLoader, TorchOptions
+from loaders.pytorch.loader import TorchBatches, TorchLoader, TorchOptions
 from loaders.shared.options import Count, takes_options
+from loaders.shared.processor import Failed
 
 _LOG: Final = logging.getLogger("loaders.pecan.loader")
 _TIMEOUT_S: Final = 60.0
@@ -39,44 +40,50 @@ class PecanOptions(TorchOptions):
 
 def choose_order(pipeline: Pipeline, samples: Samples, options: PecanOptions) -> TransformOrder:
     """Measure a few samples, choose the order of the pipeline's transforms and log it; raises LoaderConfigError."""
-    if options.sample_timeout_s is None and options.num_workers:
-        options = options.replaced(sample_timeout_s=_TIMEOUT_S)
-    order = auto_order(pipeline.transforms, measure(pipeline, samples, options, count=options.profile_samples))
+    order = auto_order(pipeline.transforms, *measure(pipeline, samples, options))
     _LOG.info("AutoOrder, %d samples measured:\n%s", order.samples, order)
     return order
 
 
-def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, count: int) -> Measured:
-    """Send `count` samples that lie evenly in the dataset through the pipeline, and measure every transform.
+def measure(pipeline: Pipeline, samples: Samples, options: PecanOptions) -> tuple[npt.NDArray[np.int64], str]:
+    """Send samples that lie evenly in the dataset through the pipeline, and measure every transform.
 
-    A sample that fails is left out; one that exceeds `sample_timeout_s`, or kills its worker, ends the measurement.
+    Returns the bytes into and out of each transform, int64 of shape (samples, transforms, 2), and why a sample is not
+    among them: one that fails is left out; one that exceeds `sample_timeout_s`, or kills its worker, ends the
+    measurement.
     """
-    chosen = _evenly(samples, count)
+    count = min(options.profile_samples, len(samples))
+    ids = np.unique(np.linspace(0, len(samples) - 1, count).astype(np.int64))
+    workers = min(options.num_workers, len(ids))
     probing = TorchOptions(
         batch_size=1,
         seed=options.seed,
-        rank=0,
-        world_size=1,
-        sample_timeout_s=options.sample_timeout_s,
+        sample_timeout_s=options.sample_timeout_s or (_TIMEOUT_S if workers else None),
         on_error="skip",
-        num_workers=min(options.num_workers, len(chosen)),
+        num_workers=workers,
         persistent_workers=False,
     )
-    table: list[torch.Tensor] = []
+    measured: list[torch.Tensor] = []
+    failed: list[Failed] = []
     failure = ""
-    with TorchLoader(chosen, _Weighing(pipeline), probing) as loader:
-        try:
-            table = [batch.data for batch in loader.epoch(0)]
-        except LoaderError as error:
-            failure = str(error)
-        failure = failure or next(iter(loader.stats().skipped.values()), "")
-    if not table:
-        return Measured((), 0, failure)
-    sizes = torch.cat(table).numpy()
-    totals = sizes.sum(axis=0)
-    grown = (sizes[:, :, 1] > sizes[:, :, 0]).sum(axis=0)
-    flows = tuple(Flow(int(into), int(out), int(more)) for (into, out), more in zip(totals, grown, strict=True))
-    return Measured(flows, len(sizes), failure)
+    batches = TorchBatches(
+        samples,
+        _Weighing(pipeline),
+        probing,
+        num_workers=workers,
+        device=torch.device("cpu"),
+        order=lambda _: ids,
+        skip=failed.extend,
+    )
+    try:
+        measured += (batch.data for batch in batches.start(0))
+    except LoaderError as error:
+        failure = str(error)
+    finally:
+        batches.close()
+    failure = failure or next((one.why for one in failed), "")
+    sizes = [*measured, torch.empty(0, len(pipeline.transforms), 2, dtype=torch.int64)]
+    return torch.cat(sizes).numpy(), failure
 
 
 def notes_of(order: TransformOrder) -> tuple[str, ...]:
@@ -113,17 +120,6 @@ def bytes_of(value: object) -> int:
     return int(value.nbytes) if isinstance(value, torch.Tensor | np.ndarray | memoryview) else 0
 
 
-def _evenly(samples: Samples, count: int) -> Samples:
-    ids = np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).astype(np.int64))
-    return replace(
-        samples,
-        paths=tuple(samples.paths[k] for k in ids),
-        labels=samples.labels[ids],
-        sizes=samples.sizes[ids],
-        columns={name: column.take(pa.array(ids)) for name, column in samples.columns.items()},
-    )
-
-
 @dataclass(frozen=True)
 class _Weighing(WrappedPipeline):
     """A pipeline whose batches are the bytes that went into and came out of its transforms."""
@@ -135,7 +131,8 @@ class _Weighing(WrappedPipeline):
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Return bytes in and out, int64 of shape (n, transforms, 2)."""
         rows = [item.target.get(_KEY, []) for item in items]
-        return Tensors(torch.tensor(rows, dtype=torch.int64).view(len(rows), -1, 2), torch.zeros(len(rows)), {})
+        sizes = torch.tensor(rows, dtype=torch.int64).view(len(rows), len(self.of.transforms), 2)
+        return Tensors(sizes, torch.zeros(len(rows)), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,33 +19,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from joulefeed.table import Table, TableColumn, to_text
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pipeline import Item, Pipeline, Transform, WrappedPipeline
 
 _SLACK: Final = 1e-3
 """A transform that changes the bytes by no more than this share does not count as changing them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """What goes through one transform, of the measured samples together."""
-
-    bytes_in: int
-    """Data and target of the item before."""
-    bytes_out: int
-    enlarged: int = 0
-    """Samples that had more bytes after than before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The flows of a pipeline's transforms, in their order."""
-
-    flows: tuple[Flow, ...]
-    samples: int
-    """How many were measured; 0 where none could be, and then there are no flows."""
-    failure: str = ""
-    """Why the rest of the samples, or all of them, could not be measured."""
 
 
 class Kind(StrEnum):
@@ -105,41 +87,46 @@ class TransformOrder:
 
     def __str__(self) -> str:
         """Return the table that is logged: a line for every transform."""
-        head = ("transform", "bytes in", "bytes out", "factor", "class", "from", "to", "why")
-        rows = [head, *(_row(one) for one in self.placed)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-        return "\n".join(
-            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-        )
+        names = ("transform", "bytes in", "bytes out", "factor", "class", "from", "to", "why")
+        return to_text(Table([TableColumn(name, left=True) for name in names], [_row(one) for one in self.placed]))
 
 
-def auto_order(transforms: Sequence[Transform], measured: Measured) -> TransformOrder:
-    """Choose the order of a pipeline's transforms from their measured flows."""
-    if not measured.samples:
-        why = f"stays: no sample could be measured ({measured.failure or 'there is none'})"
+def auto_order(transforms: Sequence[Transform], sizes: npt.NDArray[np.int64], failure: str = "") -> TransformOrder:
+    """Choose the order of a pipeline's transforms from the bytes that were measured.
+
+    Args:
+        transforms: in the pipeline's own order.
+        sizes: bytes of data and target into and out of each transform, shape (samples, transforms, 2).
+        failure: why the rest of the samples, or all of them, could not be measured.
+    """
+    samples = len(sizes)
+    if not samples:
+        why = f"stays: no sample could be measured ({failure or 'there is none'})"
         unknown = [Placed(one.name, Kind.UNKNOWN, 0, 0, at, at, why) for at, one in enumerate(transforms, 1)]
         return TransformOrder(tuple(unknown), tuple(range(len(transforms))), (), 0)
-    kinds = [_kind(one, flow) for one, flow in zip(transforms, measured.flows, strict=True)]
+    flows = sizes.mean(axis=0).tolist()
+    grown = (sizes[:, :, 1] > sizes[:, :, 0]).sum(axis=0).tolist()
+    kinds = [_kind(one, into, out) for one, (into, out) in zip(transforms, flows, strict=True)]
     plan = _Arrangement(transforms, kinds)
     for index in [k for k, kind in enumerate(kinds) if kind is Kind.DEFLATIONARY]:
         plan.move(index, -1)
     for index in reversed([k for k, kind in enumerate(kinds) if kind is Kind.INFLATIONARY]):
         plan.move(index, 1)
     for index in [k for k, kind in enumerate(kinds) if kind is Kind.BY_SAMPLE]:
-        plan.postpone(index, measured.flows[index], measured.samples)
+        plan.postpone(index, f"{grown[index]} of {samples} samples grow")
     placed = [
         Placed(
             one.name,
             kind,
-            flow.bytes_in / measured.samples,
-            flow.bytes_out / measured.samples,
+            into,
+            out,
             at + 1,
             plan.place(at) + 1,
             plan.reasons.get(at, "stays: it changes no bytes"),
         )
-        for at, (one, kind, flow) in enumerate(zip(transforms, kinds, measured.flows, strict=True))
+        for at, (one, kind, (into, out)) in enumerate(zip(transforms, kinds, flows, strict=True))
     ]
-    return TransformOrder(tuple(placed), tuple(plan.sequence), tuple(plan.postponed.items()), measured.samples)
+    return TransformOrder(tuple(placed), tuple(plan.sequence), tuple(plan.postponed.items()), samples)
 
 
 class _Arrangement:
@@ -156,11 +143,10 @@ class _Arrangement:
         """Return where a transform ends up."""
         return self.sequence.index(self.postponed.get(index, index))
 
-    def postpone(self, index: int, flow: Flow, samples: int) -> None:
-        """Find where a transform goes for the samples that it enlarges; for the others it stays."""
+    def postpone(self, index: int, share: str) -> None:
+        """Find where a transform goes for the samples that it enlarges, `share` of all; for the others it stays."""
         at = self.sequence.index(index)
         to, stopped = self._reach(index, 1)
-        share = f"{flow.enlarged} of {samples} samples grow"
         if to == at:
             self.reasons[index] = f"stays: {share}, {stopped}"
         else:
@@ -200,12 +186,12 @@ class _Arrangement:
         return to, stopped
 
 
-def _kind(transform: Transform, flow: Flow) -> Kind:
+def _kind(transform: Transform, bytes_in: float, bytes_out: float) -> Kind:
     if isinstance(transform, Resizing):
         return Kind.BY_SAMPLE
-    if flow.bytes_out > flow.bytes_in * (1 + _SLACK):
+    if bytes_out > bytes_in * (1 + _SLACK):
         return Kind.INFLATIONARY
-    return Kind.DEFLATIONARY if flow.bytes_out < flow.bytes_in * (1 - _SLACK) else Kind.NEUTRAL
+    return Kind.DEFLATIONARY if bytes_out < bytes_in * (1 - _SLACK) else Kind.NEUTRAL
 
 
 def _row(one: Placed) -> tuple[str, ...]:

@@ -18,12 +18,12 @@ import pytest
 from obstore.store import S3Store
 
 from harness.run.prepare import python_of
-from loaders import Samples
 from loaders.mosaic import MosaicLoader
 from loaders.mosaic.keys import load_keys, make_keys
 from loaders.mosaic.object_store import ObjectServer
 from loaders.mosaic.options import BUCKET, PREFIX, REGION
 from loaders.records.shards.convert import convert
+from tests.loaders.small_data import write_samples
 
 COUNT, SIZE = 60, 400_000
 """Six shards, which have 4 MiB each at least."""
@@ -66,7 +66,7 @@ class Store:
         psutil.wait_procs(started, timeout=30)
 
     def restart(self) -> None:
-        self.server = ObjectServer(load_keys(self.keys), port=self.server.port, folder=self.folder)
+        self.server = ObjectServer(load_keys(self.keys), self.folder, port=self.server.port)
 
     def load(self, **options: Any) -> MosaicLoader:
         """Return a loader that reads shard after shard, and asks for one when it needs it."""
@@ -86,12 +86,9 @@ class Store:
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """COUNT samples of SIZE bytes, which are those of `numpy.random.default_rng(id)`."""
-    root = tmp_path_factory.mktemp("files")
-    names = tuple(f"{number:04d}.bin" for number in range(COUNT))
-    for number, name in enumerate(names):
-        (root / name).write_bytes(np.random.default_rng(number).bytes(SIZE))
-    samples = Samples(root, names, np.arange(COUNT) % 7, np.full(COUNT, SIZE))
-    return convert(samples, root.with_name("shards"), key="a")
+    files = [(f"{number:04d}.bin", np.random.default_rng(number).bytes(SIZE)) for number in range(COUNT)]
+    samples = write_samples(tmp_path_factory.mktemp("files"), files, classes=7)
+    return convert(samples, samples.root.with_name("shards"), key="a")
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +103,7 @@ def prepared(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _start(prepared: Path, folder: Path) -> Store:
     keys, _ = make_keys(folder / "keys")
     objects = shutil.copytree(prepared, folder / "objects")
-    return Store(keys, objects, ObjectServer(load_keys(keys), folder=objects))
+    return Store(keys, objects, ObjectServer(load_keys(keys), objects))
 
 
 @pytest.fixture(scope="session")

@@ -14,19 +14,19 @@ pytestmark = pytest.mark.process
 
 def test_it_listens_on_its_port_of_loopback_alone_and_its_keys_are_on_no_command_line(tmp_path):
     keys = load_keys(make_keys(tmp_path / "keys")[0])
-    with ObjectServer(keys, folder=tmp_path / "objects") as server:
+    with ObjectServer(keys, tmp_path / "objects") as server:
         group = [one for one in psutil.process_iter() if os.getpgid(one.pid) == server.pid]
         listening = [one.laddr for each in group for one in each.net_connections("tcp") if one.status == "LISTEN"]
         words = " ".join(" ".join(each.cmdline()) for each in group)
         with pytest.raises(ObjectServerError, match=rf"{server.port}"):
-            ObjectServer(keys, port=server.port)
+            ObjectServer(keys, tmp_path / "others", port=server.port)
     assert {one.port for one in listening} == {server.port}
     assert {one.ip for one in listening} <= {"127.0.0.1", "::1"}
     assert "minio" in words
     assert keys.secret_key not in words
     assert keys.access_key not in words
     # The objects stay, for a server with other keys.
-    with ObjectServer(load_keys(make_keys(tmp_path / "others")[0]), folder=tmp_path / "objects"):
+    with ObjectServer(load_keys(make_keys(tmp_path / "others")[0]), tmp_path / "objects"):
         pass
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders import Samples
-from loaders.pipeline import Item, Tensors, Transform
+from loaders.pipeline import FilePipeline, Item, Tensors, Transform
 from tests.loaders.small_data import make_pictures, make_sounds, make_volumes, write_samples
 
 
@@ -42,13 +42,10 @@ def texts(tmp_path: Path) -> Callable[..., Samples]:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(FilePipeline):
     """Files as float32 vectors through any transforms."""
 
     transforms: tuple[Transform, ...]
-
-    def read(self, samples: Samples, sample_id: int) -> bytes:
-        return samples.read(sample_id)
 
     def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
         return torch.full((len(encoded),), float(sample_id)), {}

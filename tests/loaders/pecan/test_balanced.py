@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import LoaderConfigError, LoaderError, SampleError, SizeBalancedLoader
-from loaders.pecan.balanced import SizeClasses, interleave
-from loaders.shared.shares import Share
+from loaders.pecan.balanced import interleave, split_by_size
+from loaders.pipeline.image import epoch_order
 
 
 @settings(max_examples=60, deadline=None)
@@ -21,8 +21,8 @@ def test_the_two_classes_hold_every_sample_once_in_no_more_batches_than_needed(
     sizes: list[int], batch_size: int, epoch: int, percentile: int
 ) -> None:
     known = np.array(sizes, np.int64)
-    classes = SizeClasses(Share(len(sizes), 0), known, known > np.percentile(known, percentile), batch_size)
-    quick, slow = classes.split(epoch)
+    is_slow = known > np.percentile(known, percentile)
+    quick, slow = split_by_size(epoch_order(len(sizes), seed=0, epoch=epoch), known, is_slow, batch_size)
     assert Counter([*quick.tolist(), *slow.tolist()]) == Counter(range(len(sizes)))
     assert sum(-(-len(ids) // batch_size) for ids in (quick, slow)) == -(-len(sizes) // batch_size)
     if len(quick) and len(slow):
@@ -31,7 +31,7 @@ def test_the_two_classes_hold_every_sample_once_in_no_more_batches_than_needed(
 
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_slow_batches_lie_evenly_and_last(quick: int, slow: int) -> None:
-    turns = list(interleave(quick, slow))
+    turns = interleave(quick, slow)
     assert Counter(turns) == Counter([0] * quick + [1] * slow)
     assert not slow or turns[-1] == 1
     for at in range(len(turns)):

@@ -11,25 +11,23 @@ import torch
 
 from loaders import ImageTransform, Samples
 from loaders.pecan import Kind, TransformOrder, auto_order, reorder
-from loaders.pecan.loader import bytes_of, measure
-from loaders.pecan.order import Measured
+from loaders.pecan.loader import PecanOptions, bytes_of, measure
 from loaders.pipeline import Item, load_item
 from loaders.pipeline.crop3d import RandomCrop
 from loaders.pipeline.detection import DetectionPipeline
 from loaders.pipeline.segmentation import SegmentationPipeline
 from loaders.pipeline.speech import FEATURES, SpeechPipeline
 from loaders.pipeline.synthetic_load import HeavyStep, LightStep
-from loaders.pytorch.loader import TorchOptions
 
 STEPS = (LightStep(0.001), HeavyStep(0.002))
 
 
-def weighed(pipeline: Any, samples: Samples, count: int = 8) -> Measured:
-    return measure(pipeline, samples, TorchOptions(batch_size=1, seed=0, num_workers=0), count=count)
+def weighed(pipeline: Any, samples: Samples) -> tuple[np.ndarray, str]:
+    return measure(pipeline, samples, PecanOptions(batch_size=1, seed=0, num_workers=0, profile_samples=8))
 
 
 def ordered(pipeline: Any, samples: Samples) -> tuple[TransformOrder, Any]:
-    order = auto_order(pipeline.transforms, weighed(pipeline, samples))
+    order = auto_order(pipeline.transforms, *weighed(pipeline, samples))
     return order, reorder(pipeline, order)
 
 
@@ -116,11 +114,11 @@ def test_a_pipeline_of_one_s_own_is_measured_and_ordered(Pipeline: Any, Times: A
 def test_samples_that_fail_are_left_out_of_the_measurement(Pipeline: Any, Times: Any, texts: Any) -> None:
     samples = texts(100, 200, 300)
     samples.path(1).unlink()
-    found = weighed(Pipeline((Times(2, "Grow"),)), samples)
-    assert found.samples == 2 and "1.bin)" in found.failure
+    sizes, failure = weighed(Pipeline((Times(2, "Grow"),)), samples)
+    assert sizes.tolist() == [[[400, 800]], [[1200, 2400]]] and "1.bin)" in failure
     for sample_id in (0, 2):
         samples.path(sample_id).unlink()
-    assert weighed(Pipeline((Times(2, "Grow"),)), samples).flows == ()
+    assert len(weighed(Pipeline((Times(2, "Grow"),)), samples)[0]) == 0
 
 
 def test_all_that_holds_bytes_counts(tmp_path: Any) -> None:
