@@ -55,6 +55,7 @@ class Timeline:
     arrived: pd.DataFrame
     """Columns `at_s`, `connection` (a name over all ranks) and `bytes`."""
     window_s: float = _WINDOWS_S[0]
+    """Width of the windows."""
     trusted: bool = True
     """Whether every epoch is valid."""
     is_bound: bool = False
