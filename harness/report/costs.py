@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import pandas as pd
@@ -119,10 +120,10 @@ def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | Non
     amounts = {"cost": energy.price_per_kwh, "g CO2": energy.gco2_per_kwh}
     parts = [name for name in PARTS if name not in ("monitor", "other")]
     return {
-        "net": lambda row: row.net_j,
-        "stalled": lambda row: row.stalled_j,
+        "net": attrgetter("net_j"),
+        "stalled": attrgetter("stalled_j"),
         **{head: partial(_read_amount, per_kwh) for head, per_kwh in amounts.items() if per_kwh is not None},
-        **{name: partial(_read_part, name) for name in (*parts, "other", "monitor")},
+        **{name: attrgetter(f"{name}_j") for name in (*parts, "other", "monitor")},
     }
 
 
@@ -133,11 +134,6 @@ def _is_gross(row: EpochRow) -> bool:
 
 def _read_amount(per_kwh: float, row: EpochRow) -> float | None:
     return None if row.total_j is None else row.total_j * per_kwh / _J_PER_KWH
-
-
-def _read_part(name: str, row: EpochRow) -> float | None:
-    found: float | None = getattr(row, f"{name}_j")
-    return found
 
 
 def _write_joules(value: float | None) -> str:

@@ -95,16 +95,14 @@ def find_at_rtt(values: Mapping[str, Tree], rtt_ms: float) -> float | None:
 
 def choose_figure(results: Results) -> PaperFigure:
     """Return the paper's figure that asks what a run asks, from where its data lies, its samples and its model."""
-    return read_paper_figure(f"{_PAPER}/{_figure_of(results)}")
-
-
-def _figure_of(results: Results) -> str:
     experiment = results.experiment
     if experiment.placement in ("half", "sharded"):
-        return "fig10"
-    if experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
-        return "fig7" if results.streams == 1 else "fig8"
-    return "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
+        name = "fig10"
+    elif experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
+        name = "fig7" if results.streams == 1 else "fig8"
+    else:
+        name = "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
+    return read_paper_figure(f"{_PAPER}/{name}")
 
 
 def compare_distances(results: Results, groups: Sequence[LoaderGroup], workload: str) -> tuple[Slowdown, ...]:

@@ -19,10 +19,6 @@ class Stat:
     """The median of repeated values and how far they lie apart."""
 
     median: float
-    low: float
-    """The first quartile of four values or more, the smallest of fewer."""
-    high: float
-    """The third quartile of four values or more, the largest of fewer."""
     values: tuple[float, ...]
 
     @property
@@ -33,13 +29,8 @@ class Stat:
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Stat | None:
         """Condense the known values; None when there is none."""
-        known = sorted(value for value in values if value is not None)
-        if not known:
-            return None
-        low, high = known[0], known[-1]
-        if len(known) >= 4:
-            low, _, high = statistics.quantiles(known, n=4, method="inclusive")
-        return cls(statistics.median(known), low, high, tuple(known))
+        known = tuple(sorted(value for value in values if value is not None))
+        return cls(statistics.median(known), known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,6 @@ class LoaderGroup:
     workload: str
     loader: str
     regime: str
-    rtt_ms: float
     planned: int
     """Epochs that the plan asks for."""
     measured: int
@@ -112,7 +102,6 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         workload=workload,
         loader=loader,
         regime=regime,
-        rtt_ms=results.experiment.regimes[regime].rtt_ms,
         planned=max(len(rows), len(cells) * results.experiment.epochs),
         measured=len(rows),
         valid=sum(row.is_valid for row in rows),

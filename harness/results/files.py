@@ -65,20 +65,6 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
         return _get_adapter(kind).validate_json(json.dumps(plain), strict=True)
 
 
-def read_versioned(path: Path, kind: type[T], version: int, remedy: str) -> T:
-    """Return a JSON file as `read_json` does.
-
-    Raises ResultsError, too, for a file with another `format` than `version`.
-    """
-    found = read_json(path, dict[str, object], remedy).get("format")
-    if found != version:
-        raise ResultsError(
-            f"{path}: is of another version of joulefeed (format {found}, expected {version}); use that version, or "
-            f"{remedy}"
-        )
-    return read_json(path, kind, remedy)
-
-
 def parse_value(kind: type[T], value: object) -> T:
     """Return plain data as a value of `kind`. Raises ValueError, which names the key of another type."""
     return _get_adapter(kind).validate_python(value)

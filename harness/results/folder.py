@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.specs import Experiment, Tolerances
 from harness.errors import ResultsError
 from harness.results.cells import Cell, CellRecord
-from harness.results.files import RUN, parse_value, read_json, read_versioned, refuse_damage
+from harness.results.files import RUN, parse_value, read_json, refuse_damage
 from harness.results.provenance import Provenance
 
 NEW_RUN = "start a new run"
@@ -199,7 +199,13 @@ class RunFolder:
 
     def read_plan(self) -> RunPlan:
         """Return plan.json. Raises ResultsError when it is damaged, or of another version of joulefeed."""
-        return read_versioned(self.plan, RunPlan, FORMAT, NEW_RUN)
+        found = read_json(self.plan, dict[str, object], NEW_RUN).get("format")
+        if found != FORMAT:
+            raise ResultsError(
+                f"{self.plan}: is of another version of joulefeed (format {found}, expected {FORMAT}); use that "
+                f"version, or {NEW_RUN}"
+            )
+        return read_json(self.plan, RunPlan, NEW_RUN)
 
     def read_config(self) -> DictConfig:
         """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -127,7 +127,7 @@ def read_results(folder: Path) -> Results:
         folder=folder,
         experiment=experiment,
         run_id=plan.run_id,
-        cells=_make_cells(paths, plan.cells, ledger, rows, checks),
+        cells=tuple(_make_cells(paths, plan.cells, ledger, rows, checks)),
         rows=rows,
         checks=checks,
         preparations=read_preparations(folder),
@@ -141,11 +141,9 @@ def _check_names(paths: RunFolder, experiment: Experiment, cells: Sequence[Cell]
     for path, named in ((paths.plan, cells), (paths.epochs_parquet, rows)):
         with refuse_damage(path, RUN):
             for one in named:
-                for kind, known in (("loader", experiment.loaders), ("workload", experiment.workloads)):
-                    if getattr(one, kind) not in known:
+                for kind in ("loader", "workload", "regime"):
+                    if getattr(one, kind) not in getattr(experiment, f"{kind}s"):
                         raise ValueError(f"{kind} {getattr(one, kind)} is not in {paths.config.name}")
-                if one.regime not in experiment.regimes:
-                    raise ValueError(f"regime {one.regime} is not in {paths.config.name}")
 
 
 def _make_cells(
@@ -154,39 +152,25 @@ def _make_cells(
     ledger: Sequence[LedgerEntry],
     rows: Sequence[EpochRow],
     checks: Sequence[Check],
-) -> tuple[CellResult, ...]:
+) -> Iterator[CellResult]:
     last = {entry.cell_id: entry for entry in ledger}
     with_rows = {row.cell_id for row in rows}
     damaged = {check.cell_id: check.actual for check in checks if check.rule == "whole_cell"}
-    return tuple(
-        _make_cell(paths, cell, last.get(cell.cell_id), cell.cell_id in with_rows, damaged.get(cell.cell_id))
-        for cell in planned
-    )
-
-
-def _make_cell(
-    paths: RunFolder, cell: Cell, last: LedgerEntry | None, has_rows: bool, damage: str | None
-) -> CellResult:
-    home = paths.cell_folder(cell.cell_id)
-    # A cell is in its own folder when it is whole. A run may die before it writes that into the ledger.
-    is_whole = (home / "cell.json").is_file() or has_rows
-    again = len(list(paths.cells.glob(f"{cell.cell_id}.invalid-*")))
-    if damage is not None and home.exists():
-        return CellResult(**asdict(cell), state="damaged", reason=damage, measured_again=again)
-    whole, partial = home / "cell.json", paths.partial_folder(cell.cell_id) / "cell.json"
-    record = read_json(whole, CellRecord, CELL) if whole.exists() else None
-    state = "done" if is_whole else "not run" if last is None else _STATES.get(last.event, "not run")
-    reason = ""
-    if state != "done" and partial.exists():
-        reason = read_json(partial, FailedCell, CELL).failure
-    if state in {"failed", "interrupted"} and last is not None:
-        reason = reason or last.message
-    link = home / "link.json"
-    return CellResult(
-        **asdict(cell),
-        state=state,
-        reason=reason,
-        record=record,
-        link=read_json(link, LinkRecord, CELL) if link.exists() else LinkRecord(),
-        measured_again=again,
-    )
+    for cell in planned:
+        home, entry = paths.cell_folder(cell.cell_id), last.get(cell.cell_id)
+        known = {**asdict(cell), "measured_again": len(list(paths.cells.glob(f"{cell.cell_id}.invalid-*")))}
+        if cell.cell_id in damaged and home.exists():
+            yield CellResult(**known, state="damaged", reason=damaged[cell.cell_id])
+            continue
+        whole, partial = home / "cell.json", paths.partial_folder(cell.cell_id) / "cell.json"
+        record = read_json(whole, CellRecord, CELL) if whole.exists() else None
+        state, reason, link = _STATES.get(entry.event if entry else "", "not run"), "", home / "link.json"
+        # A cell is in its own folder when it is whole. A run may die before it writes that into the ledger.
+        if record is not None or cell.cell_id in with_rows:
+            state = "done"
+        elif partial.exists():
+            reason = read_json(partial, FailedCell, CELL).failure
+        if state in {"failed", "interrupted"} and entry is not None:
+            reason = reason or entry.message
+        stored = read_json(link, LinkRecord, CELL) if link.exists() else LinkRecord()
+        yield CellResult(**known, state=state, reason=reason, record=record, link=stored)

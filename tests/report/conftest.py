@@ -92,7 +92,7 @@ class FolderBuilder:
         self.rows: dict[str, dict[str, Any]] = {}
         self.links: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
-        self.checks: list[dict[str, Any]] = []
+        self.checks: list[Check] = []
         for repeat in range(repeats):
             for regime in regimes:
                 for loader in loaders:
@@ -118,30 +118,14 @@ class FolderBuilder:
             "energy": {"interval_ms": 100.0},
         }
         self.rows[cell_id] = self._row(cell_id, loader, regime, repeat, duration_s, energy_source)
-        self.events += [
-            {
-                "t_utc": f"2025-11-20T13:{repeat:02d}:{len(self.rows):02d}Z",
-                "cell_id": cell_id,
-                "event": event,
-                "message": "",
-            }
-            for event in ("started", "done")
-        ]
+        told = {"t_utc": f"2025-11-20T13:{repeat:02d}:{len(self.rows):02d}Z", "cell_id": cell_id, "message": ""}
+        self.events += [{**told, "event": event} for event in ("started", "done")]
         for rule, expected, actual in (
             ("exactly_once", "500 ids once", "500 ids once"),
             ("missed_ticks", "< 1 %", "0 %"),
             *(() if local else (("rtt_before", f"{rtt_ms:g} ms ± 5 %", f"{rtt_ms * 1.004 + 0.02:.3f} ms"),)),
         ):
-            self.checks.append(
-                {
-                    "cell_id": cell_id,
-                    "epoch": 0,
-                    "rule": rule,
-                    "expected": expected,
-                    "actual": actual,
-                    "verdict": "pass",
-                }
-            )
+            self.check(cell_id, rule, expected, actual, "pass")
         if not local:
             seen_ms = rtt_ms * 1.004 + 0.02
             probe = {"rtt_ms_median": seen_ms, "rtt_ms_min": seen_ms, "rtt_ms_p99": seen_ms, "rtt_samples": 100}
@@ -150,15 +134,7 @@ class FolderBuilder:
                 "kind": "relay",
                 "before": probe,
                 "after": {**probe, "rate_gbit": 0.979},
-                "epochs": [
-                    {
-                        "epoch": 0,
-                        "rx_bytes": 59_800_000,
-                        "tx_bytes": 910_000,
-                        "drops": 0,
-                        "link_cpu_s": 0.31,
-                    }
-                ],
+                "epochs": [{"epoch": 0, "rx_bytes": 59_800_000, "tx_bytes": 910_000, "drops": 0, "link_cpu_s": 0.31}],
             }
 
     def settle(self, longer_s: float = 3.0, setup_s: float = 0.5) -> FolderBuilder:
@@ -231,9 +207,11 @@ class FolderBuilder:
     def invalidate(self, cell_id: str, rule: str, expected: str, actual: str) -> None:
         """Make a cell's row break a rule."""
         self.rows[cell_id]["valid"] = f"invalid: {rule}"
-        self.checks.append(
-            {"cell_id": cell_id, "epoch": 0, "rule": rule, "expected": expected, "actual": actual, "verdict": "fail"}
-        )
+        self.check(cell_id, rule, expected, actual, "fail")
+
+    def check(self, cell_id: str, rule: str, expected: str, actual: str, verdict: str) -> None:
+        """Give a cell's epoch another check."""
+        self.checks.append(Check(cell_id, 0, rule, expected, actual, verdict))
 
     def _event(self, cell_id: str, event: str, message: str) -> None:
         self.events = [old for old in self.events if (old["cell_id"], old["event"]) != (cell_id, "done")]
@@ -244,19 +222,13 @@ class FolderBuilder:
         run = RunFolder(self.folder)
         run.cells.mkdir(parents=True, exist_ok=True)
         write_config(run, self.config)
+        names = ("cell_id", "loader", "workload", "repeat")
         cells = [
-            Cell(
-                cell_id=cell["cell_id"],
-                loader=cell["loader"],
-                workload=cell["workload"],
-                regime=cell["regime"]["name"],
-                repeat=cell["repeat"],
-            )
-            for cell in self.cells.values()
+            Cell(regime=cell["regime"]["name"], **{name: cell[name] for name in names}) for cell in self.cells.values()
         ]
         write_json(run.plan, RunPlan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
         write_json(run.provenance, PROVENANCE)
-        write_json(run.checks, [asdict(Check(**check)) for check in self.checks])
+        write_json(run.checks, [asdict(check) for check in self.checks])
         run.ledger.write_text("".join(json.dumps(asdict(LedgerEntry(**event))) + "\n" for event in self.events))
         finished = {event["cell_id"] for event in self.events if event["event"] != "interrupted"}
         for cell_id, cell in self.cells.items():

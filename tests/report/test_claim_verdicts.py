@@ -111,23 +111,6 @@ def test_what_is_not_in_the_run_is_why_a_claim_is_not_checked(rows: tuple[ClaimR
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "devices", "reason"),
-    [
-        ("emulated: A100", 1, "the accelerator is emulated; 1 of the 4 devices that the claim is of"),
-        ("none: no load", 4, "there is no accelerator"),
-        ("", 4, "the accelerator is not known"),
-        ("cuda: H200", 2, "2 of the 4 devices that the claim is of"),
-    ],
-)
-def test_a_claim_of_a_larger_machine_is_shown_and_not_checked(accelerator: str, devices: int, reason: str) -> None:
-    rows = [replace(one, accelerator=accelerator, devices=devices) for one in BOTH]
-    four = replace(FASTER, needs=Needs(accelerator="real", devices=4))
-    claim = evaluate(four, rows)
-    assert (claim.verdict, claim.actual, claim.reason) == (NOT_CHECKED, "2.11×", reason)
-    assert evaluate(four, [replace(one, devices=4) for one in BOTH]).verdict == PASS
-
-
-@pytest.mark.parametrize(
     ("needs", "reason"),
     [
         ({"samples": 5000}, "an epoch of 60 samples, where the claim needs 5000"),
@@ -178,24 +161,6 @@ def test_a_claim_is_judged_on_steps_of_the_kind_that_it_needs(wanted: Any, allow
     assert all(one.verdict in (PASS, NOT_CHECKED) and one.actual == "2.11×" for one in judged.values())
 
 
-@pytest.mark.parametrize(
-    ("wanted", "step", "reason"),
-    [
-        ("real", "cpu", "the CPU computes the steps"),
-        ("real", "published", "the accelerator is emulated"),
-        ("published", "cpu", "the CPU computes the steps"),
-        ("published", "scaled", "the step's length is the published one times a factor"),
-        ("published", "other size", "the step is published for samples of another size"),
-        ("published", "idle assumed", "the step's length is assumed"),
-        ("scaled", "assumed", "the step's length is assumed"),
-        ("emulated", "none", "there is no accelerator"),
-    ],
-)
-def test_why_a_step_is_of_another_kind_is_told(wanted: Any, step: str, reason: str) -> None:
-    claim = replace(FASTER, needs=Needs(accelerator=wanted))
-    assert evaluate(claim, [replace(one, accelerator=_LABELS[step]) for one in BOTH]).reason == reason
-
-
 def test_a_stage_that_trains_nothing_has_the_accelerator_of_the_run() -> None:
     claim = replace(FASTER, needs=Needs(accelerator="published"))
     for kind, verdict in (("auto", PASS), ("cuda", PASS), ("cpu", NOT_CHECKED), ("none", NOT_CHECKED)):
@@ -206,6 +171,9 @@ def test_a_stage_that_trains_nothing_has_the_accelerator_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("label", "devices", "reason"),
     [
+        ("emulated: A100", 1, "the accelerator is emulated; 1 of the 4 devices that the claim is of"),
+        ("none: no load", 4, "there is no accelerator"),
+        ("", 4, "the accelerator is not known"),
         ("cuda: NVIDIA A100-SXM4-80GB", 4, ""),
         ("cuda: NVIDIA H200", 4, "the accelerator is no A100"),
         ("cuda: NVIDIA A100-SXM4-80GB", 2, "2 of the 4 devices that the claim is of"),
@@ -213,10 +181,13 @@ def test_a_stage_that_trains_nothing_has_the_accelerator_of_the_run() -> None:
     ],
 )
 def test_a_claim_of_a_board_needs_as_many_of_that_board(label: str, devices: int, reason: str) -> None:
-    claim = replace(FASTER, needs=Needs(accelerator="real", board="A100", devices=4))
-    found = evaluate(claim, [replace(one, accelerator=label, devices=devices) for one in BOTH])
-    assert found.verdict == (NOT_CHECKED if reason else PASS)
+    rows = [replace(one, accelerator=label, devices=devices) for one in BOTH]
+    found = evaluate(replace(FASTER, needs=Needs(accelerator="real", board="A100", devices=4)), rows)
+    assert (found.verdict, found.actual) == (NOT_CHECKED if reason else PASS, "2.11×")
     assert not reason or found.reason == reason
+    # Of any board, more are no fault.
+    other = evaluate(replace(FASTER, needs=Needs(accelerator="real", devices=4)), rows)
+    assert other.verdict == (PASS if label.startswith("cuda") and devices >= 4 else NOT_CHECKED)
 
 
 def test_claims_of_constant_epochs_and_equal_loaders_are_of_no_step_that_makes_them_so() -> None:
@@ -372,13 +343,7 @@ def test_a_figure_of_one_s_own_brings_a_file_of_claims(
         "def draw(results): return None\ndef caption(results): return ''\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = build_sweep(figures=("mine",)).write()
-    config = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(config.replace('"figures": ["mine"]', '"figures": ["mine.__init__"]'))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine.py").rename(tmp_path / "mine" / "__init__.py")
-    (tmp_path / "mine_claims.yaml").rename(tmp_path / "mine" / "mine_claims.yaml")
-    (claim,) = judge(read_results(folder))
+    (claim,) = judge(read_results(build_sweep(figures=("mine",)).write()))
     assert (claim.id, claim.verdict, claim.actual, claim.expected) == ("mine", INCONCLUSIVE, "2.00 s", "≤ 3.00 s")
 
 

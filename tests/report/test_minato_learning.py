@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.text import Text
 
 from harness.report.figures import find_figure, make_figure_tables
 from harness.report.intervals import compare_pairs
 from harness.results.reader import read_results
+from tests.report.figures import drawn_text
 
 LOADERS = {"pytorch": {"_target_": "p"}, "sample_aware": {"_target_": "s"}}
 EPOCHS, COUNT, SIZE = 3, 32, 4
@@ -56,10 +56,8 @@ def write(build_sweep: Callable[..., Any]) -> Callable[..., Path]:
 
 
 def test_loss_and_slow_samples_of_both_loaders_stand_beside_the_paper_s(write: Callable[..., Path]) -> None:
-    results = read_results(write("minato_fig11", pytorch=3.0, sample_aware=2.4))
-    drawn = find_figure("minato_fig11").draw(results)
-    assert drawn is not None and len(drawn.axes) == 4
-    text = " ".join(one.get_text() for one in drawn.findobj(Text))
+    folder = write("minato_fig11", pytorch=3.0, sample_aware=2.4)
+    text, results = drawn_text(folder, "minato_fig11"), read_results(folder)
     assert "UNet3D" in text and "iteration" in text
     (table,) = make_figure_tables(results)
     ours, other = table.rows
@@ -70,10 +68,9 @@ def test_loss_and_slow_samples_of_both_loaders_stand_beside_the_paper_s(write: C
 
 
 def test_steps_that_trained_nothing_have_no_loss_and_say_so(write: Callable[..., Path]) -> None:
-    results = read_results(write("minato_fig11"))
-    drawn = find_figure("minato_fig11").draw(results)
-    assert drawn is not None
-    assert "no loss: nothing was trained" in " ".join(one.get_text() for one in drawn.findobj(Text))
+    folder = write("minato_fig11")
+    assert "no loss: nothing was trained" in drawn_text(folder, "minato_fig11")
+    results = read_results(folder)
     assert make_figure_tables(results)[0].rows[0][1] == "–"
     assert find_figure("minato_seeds").draw(results) is None and find_figure("minato_seeds").table(results) is None
 

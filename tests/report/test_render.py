@@ -16,12 +16,21 @@ from harness.report.claims import Claim
 from harness.report.figures import find_figure
 from harness.results.reader import read_results
 from tests.report.conftest import FolderBuilder
+from tests.report.figures import drawn_text
 
 pytestmark = pytest.mark.process  # they draw figures, which takes seconds
 
 
 def page(folder):
     return (folder / "report.html").read_text()
+
+
+def page_of(builder, *figures):
+    """Return the page of a builder's run, with these figures alone."""
+    builder.config["figures"] = list(figures)
+    folder = builder.write()
+    render(read_report(folder))
+    return page(folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +56,7 @@ def test_drawing_again_replaces_what_was_drawn(rendered):
 
 
 def test_the_figure_labels_estimates_and_holds_the_paper_s_values(rendered):
-    folder, _ = rendered
-    text = " ".join(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
+    text = drawn_text(rendered[0], "emlio_fig5")
     for words in ("hatched: estimate, not measured", "EMLIO", "4230", "36.4", "kJ per epoch", "given", "24.1"):
         assert words in text
 
@@ -73,25 +81,18 @@ def test_the_page_needs_nothing_beside_it(rendered):
 
 
 def test_the_page_names_a_regime_by_its_loss_and_jitter_too(build):
-    builder = build(regimes=("local", "wan_lossy"))
-    builder.config["figures"] = []
-    folder = builder.write()
-    render(read_report(folder))
-    assert "30 ms, 0.1 % loss, 2 ms jitter" in page(folder)
+    assert "30 ms, 0.1 % loss, 2 ms jitter" in page_of(build(regimes=("local", "wan_lossy")))
 
 
 def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
     builder = build()
-    builder.config["figures"] = []
-    folder = builder.write()
-    render(read_report(folder))
-    text = page(folder)
+    text = page_of(builder)
     for words in (
         "Emulated A100",
         "an estimate, not a measurement",
         "18 of 18 epochs valid",
         "python -m harness +experiment=wan30ms repeats=3",
-        f"python -m harness.report results/{folder.name}",
+        f"python -m harness.report results/{builder.folder.name}",
         "exactly once",
         "6.18.0-x86_64",
     ):
@@ -100,11 +101,8 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
 
 def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build):
     builder = build()
-    builder.config["figures"] = []
     builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
-    folder = builder.write()
-    render(read_report(folder))
-    text = page(folder)
+    text = page_of(builder)
     headers = re.findall(r"<th\b[^>]*>", text)
     assert headers
     assert all(re.search(r'scope="(col|row|rowgroup)"', header) for header in headers)
@@ -147,45 +145,29 @@ def test_no_time_lies_over_the_cross_of_a_first_epoch(build):
 
 def test_the_page_s_commands_name_the_results_dir_that_was_given(build):
     builder = build()
-    builder.config |= {"figures": [], "results_dir": "/data/my runs"}
+    builder.config["results_dir"] = "/data/my runs"
     builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
-    folder = builder.write()
-    render(read_report(folder))
-    text = unescape(page(folder))
-    again = f"python -m harness resume={folder.name} 'results_dir=/data/my runs'"
+    text, name = unescape(page_of(builder)), builder.folder.name
+    again = f"python -m harness resume={name} 'results_dir=/data/my runs'"
     assert f"<pre>{again} resume_invalid=true</pre>" in text
-    assert f"<pre>python -m harness.report '/data/my runs/{folder.name}'</pre>" in text
+    assert f"<pre>python -m harness.report '/data/my runs/{name}'</pre>" in text
 
 
 def test_samples_that_a_loader_left_out_by_policy_are_told_with_their_ids_and_why(build):
     builder = build()
-    builder.config["figures"] = []
     for epoch, cell_id in enumerate(builder.ids(loader="pytorch")[:2], start=1):
         told = {"3": "sample 3 (a/3.jpg): decode: cannot be read", str(6 + epoch): "decode: cut short"}
         builder.cells[cell_id]["skipped"] = [{"epoch": 1, "count": 2, "samples": told}]
-    folder = builder.write()
-    render(read_report(folder))
-    text = page(folder)
-    assert "3 samples skipped by policy (on_error=skip): 3, 7, 8. The first: sample 3 (a/3.jpg): decode" in text
-    assert "skipped by policy" not in page_of_plain_run(build)
-
-
-def page_of_plain_run(build):
-    builder = build()
-    builder.config["figures"] = []
-    folder = builder.write()
-    render(read_report(folder))
-    return page(folder)
+    told = "3 samples skipped by policy (on_error=skip): 3, 7, 8. The first: sample 3 (a/3.jpg): decode"
+    assert told in page_of(builder)
+    assert "skipped by policy" not in page_of(build())
 
 
 def test_text_from_the_run_is_escaped_on_the_page(build):
     builder = build()
     builder.fail(builder.ids()[0], "SampleError: <script>alert(1)</script>")
-    builder.config["figures"] = []
-    folder = builder.write()
-    render(read_report(folder))
-    assert "<script>" not in page(folder)
-    assert "&lt;script&gt;" in page(folder)
+    text = page_of(builder)
+    assert "<script>" not in text and "&lt;script&gt;" in text
 
 
 @pytest.mark.parametrize(
@@ -206,8 +188,8 @@ def test_a_loader_that_runs_in_one_regime_alone_is_missed_in_no_other(build):
     for cell_id in gone:
         builder.cells.pop(cell_id), builder.rows.pop(cell_id)
     builder.events = [event for event in builder.events if event["cell_id"] not in gone]
-    text, whole = drawn_text(builder, "emlio_fig5")
-    assert "DALI" in text and "not run" not in text + whole
+    whole = page_of(builder, "emlio_fig5")
+    assert "DALI" in whole and "not run" not in whole
 
 
 def test_a_run_without_a_valid_row_says_that_nothing_is_a_result(build):
@@ -360,45 +342,30 @@ def test_the_command_draws_a_folder_and_refuses_another_with_one_line(build, tmp
     assert read_results(folder).name == "wan30ms"
 
 
-def drawn_text(builder, figure):
-    builder.config["figures"] = [figure]
-    folder = builder.write()
-    render(read_report(folder))
-    return " ".join(ET.parse(folder / f"figures/{figure}.svg").getroot().itertext()), page(folder)
-
-
 @pytest.mark.parametrize(("figure", "streams"), [("emlio_fig7", 1), ("emlio_fig8", 2)])
 def test_a_figure_of_which_the_paper_s_text_has_no_numbers_says_so_and_shows_none(build, figure, streams):
     dataset = "harness.datasets.imagenet_like.Synthetic"
-    text, whole = drawn_text(build(loaders=("dali", "streaming"), streams=streams, dataset=dataset), figure)
-    assert f"figure {figure[-1]}: its text gives no numbers" in text
+    whole = page_of(build(loaders=("dali", "streaming"), streams=streams, dataset=dataset), figure)
+    assert f"figure {figure[-1]}: its text gives no numbers" in whole
     assert "has no numbers in its text" in whole
 
 
 def test_the_sharded_figure_holds_the_paper_s_values_and_says_what_lay_where(build):
     regimes = ("lan_0_1ms", "lan_10ms", "wan_30ms")
-    text, whole = drawn_text(build(regimes=regimes, placement="half"), "emlio_fig10")
-    for words in ("4150", "222", "DRAM joules", "half of them local", "18.0"):
-        assert words in text
+    whole = page_of(build(regimes=regimes, placement="half"), "emlio_fig10")
+    for words in (">4150<", ">222<", "DRAM joules", "half of them local", ">18.0<"):
+        assert words in whole
     assert "249 of 500 samples lie on the compute node" in whole
 
 
 def test_a_run_that_was_not_alone_is_told_beside_the_energy(build):
     builder = build()
-    builder.checks.append(
-        {"cell_id": builder.ids()[0], "epoch": 0, "rule": "alone", "expected": "no other run",
-         "actual": "1 other: x", "verdict": "warn"}
-    )  # fmt: skip
-    builder.config["figures"] = []
-    folder = builder.write()
-    render(read_report(folder))
-    assert "Another run was on this machine during 1 epoch" in page(folder)
+    builder.check(builder.ids()[0], "alone", "no other run", "1 other: x", "warn")
+    assert "Another run was on this machine during 1 epoch" in page_of(builder)
 
 
 def test_claims_are_judged_once_for_the_table_the_page_and_claims_json(build, monkeypatch, capsys):
-    builder = build()
-    builder.config["figures"] = []
-    folder = builder.write()
+    folder = build(regimes=("local",), repeats=1).write()
     calls = []
     monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda *asked: calls.append(asked) or ())
     assert main([str(folder)]) == 0

@@ -140,11 +140,3 @@ def test_workers_that_are_not_capped_have_their_knee_elsewhere(folder):
             row["duration_s"], row["stall_s"] = 2.028, 0.028
     (claim,) = [claim for claim in judge(read_results(builder.write())) if claim.verdict != NOT_CHECKED]
     assert (claim.actual, claim.verdict) == ("knee at 3", FAIL)
-
-
-@pytest.mark.parametrize("name", ["textbook_8_5_1", "textbook_8_5_2"])
-def test_a_run_without_epochs_has_no_figure(output_8_5_1, name):
-    results = read_results(output_8_5_1().write(epochs=False))
-    assert find_figure(name).draw(results) is None
-    assert make_figure_tables(results) == ()
-    assert find_figure(name).caption(results)

@@ -75,30 +75,18 @@ class Bound:
         above, below = value >= self.low - slack, value <= self.high + slack
         return {"at_least": above, "at_most": below, "within": above and below}[self.kind]
 
-    def misses(self, interval: Interval) -> bool:
-        """Return whether no value of an interval passes."""
-        slack = 1e-9 * max(1.0, abs(self.paper))
-        match self.kind:
-            case "above":
-                return interval.high <= self.paper + slack
-            case "below":
-                return interval.low >= self.paper - slack
-            case "equal":
-                return not interval.holds(self.paper)
-        under, over = interval.high < self.low - slack, interval.low > self.high + slack
-        return {"at_least": under, "at_most": over, "within": under or over}[self.kind]
-
     def judge(self, interval: Interval) -> Verdict:
         """Return PASS where every value of an interval passes, FAIL where none does, else INCONCLUSIVE.
 
         `equal` is about the interval itself: PASS where it holds the value and is narrow, for a wide one holds it
         whatever differs.
         """
-        if self.misses(interval):
-            return FAIL
         if self.kind == "equal":
-            return PASS if (interval.high - interval.low) / 2 <= EQUAL_WITHIN * self.paper else INCONCLUSIVE
-        return PASS if self.holds(interval.low) and self.holds(interval.high) else INCONCLUSIVE
+            is_narrow = (interval.high - interval.low) / 2 <= EQUAL_WITHIN * self.paper
+            return FAIL if not interval.holds(self.paper) else PASS if is_narrow else INCONCLUSIVE
+        ends = (self.holds(interval.low), self.holds(interval.high))
+        spans = self.kind == "within" and interval.low < self.low < interval.high
+        return PASS if all(ends) else INCONCLUSIVE if any(ends) or spans else FAIL
 
     def expected(self, style: Style) -> str:
         """Write the paper's number."""

@@ -28,11 +28,8 @@ class Composition:
 
     @property
     def figures(self) -> dict[str, float]:
-        """`slow_batch_std` and `slow_first_half` (harness.report.claims.metrics); `slow_share` is the mean by batch."""
-        figures = {
-            "slow_share": float((self.slow / self.samples).mean()),
-            "slow_batch_std": float(self.slow[self.samples == self.samples.max()].std()),
-        }
+        """`slow_batch_std` and `slow_first_half` (harness.report.claims.metrics)."""
+        figures = {"slow_batch_std": float(self.slow[self.samples == self.samples.max()].std())}
         if total := self.slow.sum():
             # The batch in the middle of an odd number belongs to both halves, half of it to each.
             weights = np.clip(len(self.slow) / 2 - np.arange(len(self.slow)), 0.0, 1.0)

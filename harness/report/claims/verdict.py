@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from harness.report.claims.bound import (
     FAIL,
@@ -18,13 +18,28 @@ from harness.report.claims.bound import (
     write_interval,
     written,
 )
-from harness.report.claims.definition import Definition, Needs
+from harness.report.claims.definition import Accelerator, Definition, Needs
 from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import ClaimRow
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
-from harness.report.claims.steps import find_unmet
 from harness.report.intervals import Estimate, Interval, combine, divide
 from harness.report.labels import percent, significant
+
+_CPU: Final = "the CPU computes the steps"
+_EMULATED: Final = "the accelerator is emulated"
+_ASSUMED: Final = "the step's length is assumed"
+_OTHER_SIZE: Final = "the step is published for samples of another size"
+_SCALED: Final = "the step's length is the published one times a factor"
+
+_REFUSED: Final[Mapping[Accelerator, tuple[str, ...]]] = {
+    "real": (_CPU, _EMULATED),
+    "computed": (_EMULATED,),
+    "published": (_CPU, _ASSUMED, _OTHER_SIZE, _SCALED),
+    "scaled": (_CPU, _ASSUMED, _OTHER_SIZE),
+    "emulated": (),
+}
+_OF_STAGES: Final = {"auto": "cuda", "cuda": "cuda", "cpu": "cpu"}
+"""What takes the batches of a stage that trains nothing, by the config's kind: `auto` would have emulated a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +180,7 @@ def _lacking(definition: Definition, found: _ClaimValue) -> str:
     """Return what the run would have to have for the claim to be judged."""
     needs, rows = definition.needs, found.rows
     lacking: list[str] = []
-    lacking += dict.fromkeys(reason for row in rows for reason in find_unmet(needs.accelerator, row))
+    lacking += dict.fromkeys(reason for row in rows for reason in _find_unmet(needs.accelerator, row))
     lacking += _unordered(definition, rows)
     lacking += _other_boards(needs, rows)
     if (samples := min(_count(row.labels.get("samples")) for row in rows)) < needs.samples:
@@ -217,3 +232,28 @@ def _unordered(definition: Definition, rows: Sequence[ClaimRow]) -> list[str]:
     share = median(shares)
     enough = share >= definition.needs.reordered
     return [] if enough else [f"{percent(share)} of the batches have other samples than PyTorch's"]
+
+
+def _find_unmet(wanted: Accelerator, row: ClaimRow) -> list[str]:
+    """Return why the step of a row is not of the kind that a claim wants; empty where it is."""
+    if wanted == "any":
+        return []
+    label = row.accelerator
+    if label.startswith("none"):
+        label = _OF_STAGES.get(str(row.labels.get("accelerator.kind")), label)
+    if not label or label.startswith("none"):
+        return ["there is no accelerator" if label else "the accelerator is not known"]
+    known = _describe(label)
+    return [reason for reason in _REFUSED[wanted] if reason in known]
+
+
+def _describe(label: str) -> tuple[str, ...]:
+    """Return what a label (harness.workloads.emulated, harness.workloads.training) says of a step; of a GPU nothing."""
+    if label == "cpu":
+        return (_CPU,)
+    if not label.startswith("emulated"):
+        return ()
+    of, _, scale = label.removeprefix("emulated: ").partition(",")
+    assumed = of == "idle" or of.startswith("assumed")
+    said = {_ASSUMED: assumed, _OTHER_SIZE: " at " in of, _SCALED: bool(scale) and not assumed}
+    return (_EMULATED, *(reason for reason, holds in said.items() if holds))

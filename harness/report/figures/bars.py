@@ -127,9 +127,9 @@ def words(spec: Bars, results: Results) -> Mapping[str, object]:
 
 
 def table(spec: Bars, results: Results) -> Table | None:
-    """Return a row a loader and distance with the columns that the figure names, the paper's rows below."""
+    """Return a row a loader and distance, the paper's rows below; None without columns or measured epochs."""
     ours = make_bars(spec, results)
-    if not spec.table or not any(bar.group for bar in ours):
+    if not spec.table or not any(bar.group and bar.group.measured for bar in ours):
         return None
     est = " est." if any(bar.group and bar.group.estimated for bar in ours) else ""
     by_place: dict[tuple[str, str], list[LoaderBar]] = {}

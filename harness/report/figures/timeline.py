@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -55,6 +55,7 @@ class Timeline:
     arrived: pd.DataFrame
     """Columns `at_s`, `connection` (a name over all ranks) and `bytes`."""
     window_s: float = _WINDOWS_S[0]
+    """Width of the windows."""
     trusted: bool = True
     """Whether every epoch is valid."""
     is_bound: bool = False
@@ -240,7 +241,7 @@ def _read_timeline(home: Path, last: bool) -> Timeline | None:
         began_s = ends_s[-1]
     if not ends_s:
         return None
-    joined = {name: tuple(map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
+    joined = {name: _join(parts) for name, parts in found.items()}
     memory_mb, gpu_memory_mb, at_batches = (joined.pop(name) for name in (*_LEVELS, "batches"))
     return Timeline(
         duration_s=began_s,
@@ -251,6 +252,10 @@ def _read_timeline(home: Path, last: bool) -> Timeline | None:
         batches=at_batches,
         arrived=pd.DataFrame(arrived, columns=["at_s", "connection", "bytes"]),
     )
+
+
+def _join(parts: Sequence[_Points]) -> _Points:
+    return np.concatenate([at for at, _ in parts]), np.concatenate([values for _, values in parts])
 
 
 def _levels(seen: pd.DataFrame | None, column: str, start: CellEvent, end: CellEvent) -> _Points:
