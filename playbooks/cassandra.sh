@@ -15,7 +15,7 @@ has_jars() { ls "$1" "$1/lib" 2>/dev/null | grep -Eq '^apache-cassandra-([5-9]|[
 # loaders/nosql/server/installation.py looks for it in the same places.
 find_java() {
   for java in "${JAVA_HOME:-/nowhere}/bin/java" java /usr/lib/jvm/java-17*/bin/java /usr/lib/jvm/java-11*/bin/java; do
-    case $("$java" -version 2>&1 | head -n 1) in *'"17'* | *'"11'*) return 0 ;; esac
+    case $("$java" -version 2>&1 | grep ' version "') in *'"17'* | *'"11'*) return 0 ;; esac
   done
   return 1
 }

@@ -65,6 +65,6 @@ def _find_java() -> Path:
             asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_S)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        if re.match(r'.*"1[17]\b', asked.stderr):
+        if re.search(r' version "1[17]\b', asked.stderr):
             return java
     raise DatabaseServerError("Java 11 or 17 is needed to run Cassandra: install openjdk-17-jre-headless")
