@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,11 +57,12 @@ def _serve(options: DaemonOptions) -> int:
     listener = ListeningSocket(host, port, send_buffer=buffer, congestion=options.congestion)
     given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
 
-    def serve(is_first: bool) -> int:
+    def serve(is_first: bool, ready: Callable[[], None]) -> int:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
         with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
             if is_first:
                 _log_start(daemon, store, host, options, buffer)
+            ready()
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))

@@ -38,9 +38,11 @@ def _path(value: object) -> object:
 
 
 def _prefetch(value: object) -> object:
-    if value != "auto" and as_whole(value, 1, MAX_PREFETCH) is None:
+    if value == "auto":
+        return value
+    if (batches := as_whole(value, 1, MAX_PREFETCH)) is None:
         raise ValueError(f"expected 1 to {MAX_PREFETCH}, or auto")
-    return value
+    return batches
 
 
 class StreamSettings(RecordOptions):

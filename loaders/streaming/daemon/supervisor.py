@@ -9,6 +9,7 @@ the shard that was cut are refused by its size.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import time
@@ -20,44 +21,64 @@ from loaders.errors import StreamError
 from loaders.streaming.daemon.counters import Log
 
 _PR_SET_PDEATHSIG = 1
-_ENDS_OF_A_CUT = (signal.SIGBUS, signal.SIGABRT)
+_CAUSES = {
+    signal.SIGBUS: "a shard became shorter, or its disk fails",
+    signal.SIGABRT: "ZeroMQ could not send from a shard that became shorter, or it failed by itself",
+}
+"""Signals after which another process serves."""
 _PAUSE_S = 0.1
 """Between two processes, so that one that cannot serve costs little CPU time."""
+_MOST = 100
+"""Ends in a daemon's life; more of them have another cause."""
 
 
-def supervise(serve: Callable[[bool], int], *, log: Log) -> int:
+def supervise(serve: Callable[[bool, Callable[[], None]], int], *, log: Log) -> int:
     """Run `serve` in a process that is forked; return its exit status.
 
-    `serve` gets whether it is the first one, and returns the exit status. It is called in this process' child, in
-    which the caller goes on as in this one. A signal to this process is passed on to it, and it is killed with this
-    process. Call it before threads are started and sockets of ZeroMQ are made.
+    `serve` gets whether it is the first one, and what to call once it serves; it returns the exit status. It is called
+    in this process' child, in which the caller goes on as in this one. A signal to this process is passed on to it, and
+    it is killed with this process. Call it before threads are started and sockets of ZeroMQ are made.
 
-    Raises StreamError naming a signal other than those of a cut shard that ended the process.
+    Raises StreamError naming the signal that ended the process: one that is none of a cut shard's, or any before it
+    served, or for the hundredth time.
     """
-    is_first = True
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would take the exit status
+    serves, ends = mmap.mmap(-1, 1), 0
     while True:
+        serves[0] = 0
         parent, child = os.getpid(), os.fork()
         if not child:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it ended before the kernel knew
                 os._exit(1)
             with signals_raise():
-                return serve(is_first)
-        status = _wait(child)
+                return serve(ends == 0, lambda: serves.__setitem__(0, 1))
+        status, is_stopped = _wait(child)
         if status >= 0:
             return status
-        if -status not in _ENDS_OF_A_CUT:
-            raise StreamError(f"the process that serves was ended by {signal.Signals(-status).name}")
-        log("restarted", reason=f"{signal.Signals(-status).name}: a shard became shorter, or its disk fails")
-        is_first = False
+        ended_by = signal.Signals(-status)
+        if ended_by in _CAUSES and is_stopped:
+            return 0
+        ends += 1
+        if ended_by not in _CAUSES or not serves[0] or ends == _MOST:
+            hint = " (out of memory? see dmesg)" if ended_by == signal.SIGKILL else ""
+            raise StreamError(f"the process that serves was ended by {ended_by.name}{hint}")
+        log("restarted", reason=f"{ended_by.name}: {_CAUSES[ended_by]}")
         time.sleep(_PAUSE_S)
 
 
-def _wait(child: int) -> int:
-    """Wait for a child; return its exit status, or the negative number of the signal that ended it."""
+def _wait(child: int) -> tuple[int, bool]:
+    """Wait for a child; return its exit status or the negative number of the signal that ended it, and whether a
+    signal to this process was passed on to it.
+    """
+    is_stopped = False
     while True:
         try:
-            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            # It stays a child until its status is taken below, whatever signal comes in between.
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            break
         except Interrupted as interrupt:
+            is_stopped = True
             with suppress(ProcessLookupError):
                 os.kill(child, interrupt.signum)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), is_stopped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +56,11 @@ def _on_descriptor(descriptor: int, action: Callable[[socket.socket], _Result]) 
     Raises OSError where the action fails for another reason.
     """
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=os.dup(descriptor)) as own:
-            return action(own)
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
+        try:
+            return action(connection)
+        finally:
+            connection.detach()  # ZeroMQ closes it
     except OSError as error:
         if error.errno not in _ENDED:
             raise

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -178,3 +182,56 @@ def test_a_shard_that_is_cut_while_it_is_sent_fails_its_own_batches_alone(
             list(BatchFetch(connections, first))
     assert daemon.process.poll() is None and _count_restarts(log) == cuts
     assert daemon.stop() == 0
+
+
+def _server_of(daemon: Any) -> int:
+    """Return the process that serves, once there is one."""
+    deadline = time.monotonic() + 5
+    while not (servers := psutil.Process(daemon.process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return servers[0].pid
+
+
+def test_a_server_that_is_killed_ends_the_daemon(start_daemon: Start, shards: Path, tmp_path: Path) -> None:
+    daemon = start_daemon(shards, log=tmp_path / "log")
+    os.kill(_server_of(daemon), signal.SIGKILL)
+    assert daemon.process.wait(10) == 2
+    assert "SIGKILL" in (tmp_path / "log").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("serves", "ends"), [(False, 1), (True, 3)])
+def test_a_server_that_aborts_before_it_serves_or_too_often_is_not_started_again(serves: bool, ends: int) -> None:
+    program = f"""
+import os
+from loaders.errors import StreamError
+from loaders.streaming.daemon import supervisor
+supervisor._MOST = 3
+
+def serve(is_first, ready):
+    os.write(1, b"+")
+    if {serves}:
+        ready()
+    os.abort()
+
+try:
+    supervisor.supervise(serve, log=lambda *event, **fields: None)
+except StreamError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("+" * ends + "the process") and "SIGABRT" in done.stdout
+
+
+def test_a_stop_is_not_forgotten_where_the_server_aborts_meanwhile(
+    start_daemon: Start, shards: Path, tmp_path: Path
+) -> None:
+    daemon = start_daemon(shards, log=tmp_path / "log")
+    server = _server_of(daemon)
+    os.kill(server, signal.SIGSTOP)
+    daemon.process.terminate()
+    time.sleep(0.3)
+    os.kill(server, signal.SIGABRT)
+    os.kill(server, signal.SIGCONT)
+    assert daemon.process.wait(10) == 0
+    assert _count_restarts(tmp_path / "log") == 0
