@@ -28,6 +28,9 @@ _START_S: Final = 180.0
 """A busy or an emulated machine starts Java or Python that slowly."""
 _MARGIN_S: Final = 15.0
 """A daemon that has the limit as well names the cause, unless Python alone takes so long."""
+_LOG_LINES: Final = 200
+_RESTARTED: Final = '"event": "restarted"'
+"""In the log of a daemon that is two processes (loaders.streaming)."""
 _GIVEN: Final = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
 """Options that the harness sets; the config may not."""
 
@@ -48,8 +51,11 @@ class RunningDaemon:
     child: Child
 
     def failure(self) -> str | None:
-        """Say how the daemon ended, or None while it lives."""
-        return None if self.child.is_alive else f"the daemon at {self.endpoint} is gone: it {self.child.describe_end()}"
+        """Say how the daemon ended, or that it has started its server again; None where neither has happened."""
+        if not self.child.is_alive:
+            return f"the daemon at {self.endpoint} is gone: it {self.child.describe_end()}"
+        again = [line for line in self.child.stderr_lines(_LOG_LINES).splitlines() if _RESTARTED in line]
+        return f"the daemon at {self.endpoint} has started its server again: {again[0]}" if again else None
 
 
 class _HostOptions(Section):

@@ -32,8 +32,8 @@ from tests.integration.runs import BUSY, SAMPLES, SMALL, command, ids_of, rows_o
 pytestmark = pytest.mark.process
 
 SLOW = ["accelerator.kind=emulated", "accelerator.time_scale=20", "loaders.streaming.timeout_s=2"]
-SLOW += ["loaders.streaming.prefetch_batches=1"]
-"""Epochs in which there is time to kill something."""
+SLOW += ["loaders.streaming.prefetch_batches=1", "workloads.resnet50.batch_size=2"]
+"""Epochs in which there is time to kill something, and most of the data is still to come."""
 
 MARK = "JOULEFEED_TEST"
 

@@ -120,3 +120,7 @@ class CellMeasurement:
         """The daemons of all nodes, by the files of their timestamps."""
         each = self.reached.values()
         return {path: daemon for one in each for path, daemon in zip(one.events, one.daemons, strict=True)}
+
+    def daemon_failures(self) -> list[str]:
+        """Say of each daemon that has failed how."""
+        return [failure for daemon in self.daemons.values() if (failure := daemon.failure())]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from harness.cell.messages import CellSpec
 from harness.cell.resources import ResourceSampler
@@ -60,13 +60,8 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet")
         has_link = not regime.is_local and testbed.link is not None
         watch = LinkWatch(started[0], testbed.storage.address, partial / "link.parquet") if has_link else None
-        try:
-            with sampler, watch or nullcontext():
-                _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
-        except CellError as error:
-            if gone := [failure for daemon in outcome.daemons.values() if (failure := daemon.failure())]:
-                raise CellError("; ".join([*gone, str(error)])) from error
-            raise
+        with _daemons_last(outcome), sampler, watch or nullcontext():
+            _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
         outcome.sampler = sampler.cost
         outcome.pings = None if watch is None else watch.pings
         outcome.memory, outcome.daemon_memory = _memory_record(memory), _memory_record(daemon_memory)
@@ -78,6 +73,19 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
     partial.rename(context.run.cell_folder(cell.cell_id))
+
+
+@contextmanager
+def _daemons_last(outcome: CellMeasurement) -> Iterator[None]:
+    """Raise CellError where a daemon has failed, though a loader that has all of its data by then raises nothing."""
+    try:
+        yield
+    except CellError as error:
+        if failures := outcome.daemon_failures():
+            raise CellError("; ".join([*failures, str(error)])) from error
+        raise
+    if failures := outcome.daemon_failures():
+        raise CellError("; ".join(failures))
 
 
 def _limit_memory(context: CellContext, cell: Cell, stack: ExitStack) -> tuple[MemoryGroup | None, MemoryGroup | None]:

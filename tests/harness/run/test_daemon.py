@@ -1,6 +1,8 @@
 """The daemon's config is refused before anything starts, in the words of its own command line."""
 
+import signal
 import stat
+import time
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,18 @@ def test_a_daemon_that_can_start_is_tried_and_gone(shards):
         assert endpoint and keys
         running = daemons()
     assert running and not daemons()
+
+
+def test_a_daemon_whose_server_was_started_again_has_failed(shards, tmp_path):
+    log = tmp_path / "log"
+    with serving(Node("storage", "test"), "127.0.0.1", shards, loader().daemon, log) as daemon:
+        assert daemon.failure() is None
+        (server,) = [one for one in daemons() if not one.children()]
+        server.send_signal(signal.SIGABRT)
+        deadline = time.monotonic() + 10
+        while '"restarted"' not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "started its server again" in daemon.failure() and "SIGABRT" in daemon.failure()
 
 
 def daemons():
