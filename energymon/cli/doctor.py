@@ -147,8 +147,11 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
     jitter = Jitter()
     failures: list[BaseException] = []
 
-    def take(record: Record) -> None:
-        if isinstance(record, Gap):
+    def take(record: Record | Iterator[Record]) -> None:
+        if isinstance(record, Iterator):
+            for each in record:
+                take(each)
+        elif isinstance(record, Gap):
             jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
         elif isinstance(record, Sampled) and not record.late:
             jitter.add(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Final
 
@@ -58,7 +58,7 @@ class Monitor:
         self,
         sensors: Sequence[Sensor],
         interval_ns: int,
-        sink: Callable[[Record], None],
+        sink: Callable[[Record | Iterator[Record]], None],
         on_failure: Callable[[BaseException], None],
         clock: Clock | None = None,
         after_ns: int = 0,
@@ -353,8 +353,8 @@ class Monitor:
         return self._kept[1]
 
     def _pass_on(self, ticker: Ticker) -> None:
-        for taken in ticker.take():
-            self._sink(sampled(taken, self._order, self._offset_ns + self._wall_ns, -self._wall_ns, whole=True))
+        order, offset_ns, wall_ns = self._order, self._offset_ns, self._wall_ns
+        self._sink(sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=True) for taken in ticker.take())
 
     def _take(self, keeper: int, tick_ns: int, between: int | None = None) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now.

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +99,7 @@ class StoreWriter:
         self._limit_bytes = limit_bytes
         self._clock = clock or Clock()
         self._now_ns = self._clock.now_ns
-        self._queue: deque[Record | News] = deque()
+        self._queue: deque[Record | News | Iterator[Record]] = deque()
         # Released to wake the writer: some time after the last by the thread that brings a tick, so that the writer's
         # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
         self._wake = threading.Lock()
@@ -119,8 +119,8 @@ class StoreWriter:
         self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    def put(self, record: Record | News) -> None:
-        """Queue a record; the first is committed at once."""
+    def put(self, record: Record | News | Iterator[Record]) -> None:
+        """Queue a record, or an iterator of records for the thread; the first record is committed at once."""
         self._queue.append(record)
         if threading.get_ident() == self._thread.ident:
             return
@@ -177,7 +177,8 @@ class StoreWriter:
                     source.drain()
                     source.unstick()
                 while self._queue:
-                    self._backlog.append(self._batch(self._queue.popleft()))
+                    queued = self._queue.popleft()
+                    self._backlog += map(self._batch, queued if isinstance(queued, Iterator) else (queued,))
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False

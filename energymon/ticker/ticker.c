@@ -1,4 +1,4 @@
-/* Takes a tick after the other while all is well, for energymon/ticker.py: the loop of energymon/monitor.py at a
+/* Takes a tick after the other while all is well, for ticker.py: the loop of energymon/sampling/monitor.py at a
  * third of its cost. Whatever is out of the ordinary is left to that one.
  *
  * A slot of the ring holds a tick (int64 ns, UTC), when its first operation started (int64 ns, monotonic), and for

@@ -7,7 +7,7 @@ import functools
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -201,18 +201,18 @@ class Ticker:
         reason = Reason(self._run(ctypes.byref(self._task)))
         return reason, int(self._control.next_ns)
 
-    def take(self) -> list[Taken]:
-        """Return the ticks that are in the ring, in order, and remove them."""
+    def take(self) -> Iterator[Taken]:
+        """Copy the ticks that are in the ring and remove them; yield them in order, unpacked as they are asked for."""
         control, size = self._control, self._slot.size
         with self._taking:
             first, end = int(control.consumed), int(self._end(ctypes.byref(control)))
             if first == end:
-                return []
+                return iter(())
             start, stop = first % self._capacity * size, end % self._capacity * size
             ring = memoryview(self._ring)
             data = bytes(ring[start:stop]) if start < stop else bytes(ring[start:]) + bytes(ring[:stop])
             self._free(ctypes.byref(control), end)
-        return [_taken(flat, self._groups) for flat in self._slot.iter_unpack(data)]
+        return (_taken(flat, self._groups) for flat in self._slot.iter_unpack(data))
 
     def in_progress(self) -> tuple[int, int] | None:
         """Return the group that is at work and since when, monotonic ns; None between ticks."""

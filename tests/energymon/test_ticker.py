@@ -13,6 +13,7 @@ from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import Gap, Sampled
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
+from tests.energymon.test_monitor import into
 
 pytestmark = pytest.mark.serial
 
@@ -74,7 +75,7 @@ def test_every_tick_is_taken_on_the_grid_until_it_is_told_to_stop(file):
     last_ns = due_ns + 19 * INTERVAL_NS
     ticker.stop(last_ns)
     reason, next_ns = ticker.run(due_ns)
-    taken = ticker.take()
+    taken = [*ticker.take()]
     late = 0
     while reason is Reason.LATE:
         # A busy machine woke it up too late for a tick.
@@ -91,7 +92,7 @@ def test_every_tick_is_taken_on_the_grid_until_it_is_told_to_stop(file):
         ((before_ns, answer, after_ns),) = tick.raw
         assert answer == b"42\n"
         assert tick.tick_ns - MS < before_ns + offset_ns <= after_ns + offset_ns < tick.tick_ns + INTERVAL_NS
-    assert ticker.take() == []
+    assert [*ticker.take()] == []
 
 
 def test_answers_come_by_group_each_between_its_times(file):
@@ -103,7 +104,7 @@ def test_answers_come_by_group_each_between_its_times(file):
     ticker = make([Operation(3, fd=file, seeks=True), calls.operation], [calls.operation], readings=2)
     ticker.stop(0)
     ticker.run(soon())
-    (tick,) = ticker.take()
+    (tick,) = [*ticker.take()]
     first, second = tick.raw
     assert (first[1], first[3], second[1]) == (b"42\n", b"12345678", b"12345678")
     times = [first[0], first[2], first[4], second[2]]
@@ -117,12 +118,12 @@ def test_what_fails_is_told_and_ends_the_run(file):
     ticker = make([calls.operation], [Operation(16, fd=file, seeks=True)])
     reason, _ = ticker.run(soon())
     assert reason is Reason.FAILED
-    assert [tick.raw[0][1] for tick in ticker.take()] == [bytes(8), bytes(8), 999]
+    assert [tick.raw[0][1] for tick in [*ticker.take()]] == [bytes(8), bytes(8), 999]
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
     ticker = make([Operation(16, fd=closed, seeks=True)])
     assert ticker.run(soon())[0] is Reason.FAILED
-    ((_, error, _),) = ticker.take()[0].raw
+    ((_, error, _),) = next(ticker.take()).raw
     assert isinstance(error, OSError)
     assert error.strerror == "Bad file descriptor"
 
@@ -135,15 +136,15 @@ def test_a_slow_answer_a_late_tick_and_a_clock_that_was_set_are_left_to_python(f
     calls = Answers(slow)
     ticker = make([calls.operation], slow_ns=MS)
     assert ticker.run(soon())[0] is Reason.SLOW
-    assert len(ticker.take()) == 1
+    assert len([*ticker.take()]) == 1
     reads = [Operation(16, fd=file, seeks=True)]
     due_ns = soon() - 10 * INTERVAL_NS
     ticker = make(reads)
     assert ticker.run(due_ns) == (Reason.LATE, due_ns)
-    assert ticker.take() == []
+    assert [*ticker.take()] == []
     ticker = make(reads, offset_ns=Clock().offset_ns + 10 * MS)
     assert ticker.run(soon())[0] is Reason.STEPPED
-    assert ticker.take() == []
+    assert [*ticker.take()] == []
 
 
 def test_a_full_ring_ends_the_run_and_goes_on_when_it_is_emptied(file):
@@ -203,14 +204,14 @@ def test_who_is_at_work_is_told_and_may_be_abandoned(file):
     release.set()
     thread.join(1)
     assert answers[0][0] is Reason.ABANDONED
-    assert ticker.take() == []
+    assert [*ticker.take()] == []
     left = ticker.left_with()
     assert [len(raw) for raw in left.raw] == [5], "of a group that was not done there is no answer"
 
 
 def watch(sensors, interval_ns, seconds):
     records, failures = [], []
-    monitor = Monitor(sensors, interval_ns, records.append, failures.append)
+    monitor = Monitor(sensors, interval_ns, into(records), failures.append)
     monitor.start()
     time.sleep(seconds)
     monitor.drain()
