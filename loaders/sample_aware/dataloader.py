@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.iterators import InProcessBatches, WorkerBatches
-from loaders.sample_aware.options import DataLoaderOptions
+from loaders.sample_aware.options import DataLoaderOptions, batches_ahead
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
 from loaders.shared.options import takes_options
@@ -41,6 +42,10 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
     All arguments of `torch.utils.data.DataLoader` mean what they mean there; `order` goes before `in_order`. An
     IterableDataset is served by torch's DataLoader itself, with a warning.
     """
+
+    order: Order | None
+    sample_timeout_s: float | None
+    seed_samples: bool
 
     @takes_options(DataLoaderOptions)
     def __init__(
@@ -146,7 +151,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
-            _warn_if_opaque(self.transforms, self._settings.order)
+            _warn_if_opaque(self.transforms, self._order())
             return WorkerBatches(self)
         return InProcessBatches(self)
 
@@ -155,7 +160,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         return DatasetJob(
             self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
             is_single=self.batch_sampler is None or self.by_batch, by_batch=self.by_batch,
-            seeded=self.options.seed_samples,
+            seeded=self.seed_samples,
         )  # fmt: skip
 
     @property
@@ -164,10 +169,17 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         return bool(self.pin_memory) and torch.accelerator.is_available()
 
     def start_engine(self, base_seed: int, finish: Callable[[Value], Value] | None) -> Engine:
-        """Start the workers, for the iterators."""
+        """Start the workers, for the iterators; as in torch, attributes that were set since the last time count."""
+        settings = replace(
+            self._settings,
+            workers=self.num_workers,
+            order=self._order(),
+            max_batches_ahead=batches_ahead(self.num_workers, self.prefetch_factor or 0),
+            sample_timeout_s=self.sample_timeout_s,
+        )
         context = self.multiprocessing_context or multiprocessing.get_context()
         try:
-            return Engine(self.job(base_seed), self._settings, self._run_stats, finish, context)
+            return Engine(self.job(base_seed), settings, self._run_stats, finish, context)
         except LoaderConfigError as error:
             if error.__cause__ is None:
                 raise
@@ -195,8 +207,8 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         )
 
     def _order(self) -> Order:
-        if self.options.order is not None:
-            return self.options.order
+        if self.order is not None:
+            return self.order
         if not self.in_order:
             return "arrival"
         sampler: Value = self.sampler

@@ -33,10 +33,20 @@ class EngineSettings:
     scheduler: Scheduler | None
 
 
+def batches_ahead(workers: int, prefetch_factor: int) -> int:
+    """Return how many batches the engine has ahead of the consumer.
+
+    It is one fewer than torch's DataLoader has: a batch's memory comes back only after the next one was taken.
+    """
+    return max(2, workers * prefetch_factor - 1)
+
+
 def _max_workers(value: object) -> object:
-    if value != "cores" and as_whole(value, 1, MAX_WORKERS) is None:
+    if value == "cores":
+        return value
+    if (workers := as_whole(value, 1, MAX_WORKERS)) is None:
         raise ValueError(f"expected 1 to {MAX_WORKERS}, or cores")
-    return value
+    return workers
 
 
 class PolicyOptions(Options):
@@ -75,15 +85,11 @@ class PolicyOptions(Options):
     def settings(
         self, workers: int, prefetch_factor: int, order: Order, on_error: Literal["raise", "skip", "batch"]
     ) -> EngineSettings:
-        """Return how the engine works; raise LoaderConfigError for a number of workers out of bounds.
-
-        It has one batch ahead of the consumer fewer than torch's DataLoader: a batch's memory comes back only after the
-        next one was taken.
-        """
+        """Return how the engine works; raise LoaderConfigError for a number of workers out of bounds."""
         return EngineSettings(
             workers,
             order,
-            max(2, workers * prefetch_factor - 1),
+            batches_ahead(workers, prefetch_factor),
             self.max_bytes,
             on_error,
             self.sample_timeout_s,

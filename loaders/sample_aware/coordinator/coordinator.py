@@ -17,7 +17,7 @@ from loaders.errors import LoaderError, WorkerError
 from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.scaling import WorkerScaler
-from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker
+from loaders.sample_aware.coordinator.slow_tracker import NEVER, SlowSampleTracker
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.coordinator.tasks import GivenTask, StoredSample, TaskTable
 from loaders.sample_aware.ipc.arena import Arena, ArenaBlock

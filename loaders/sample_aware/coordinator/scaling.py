@@ -9,7 +9,7 @@ from typing import Final
 import psutil
 
 from loaders.sample_aware.coordinator.epoch_state import EpochState
-from loaders.sample_aware.coordinator.slow_samples import NEVER
+from loaders.sample_aware.coordinator.slow_tracker import NEVER
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.options import EngineSettings
 from loaders.sample_aware.workers.pool import Pool

@@ -30,8 +30,8 @@ from loaders.sample_aware.ipc.messages import (
     room,
 )
 from loaders.sample_aware.ipc.serialize import PackedValue, aligned, copy_to, layout, load, pack, pack_rest
+from loaders.sample_aware.workers.batch_rows import MIN_BYTES, BatchRows, StackedInPlace
 from loaders.sample_aware.workers.jobs import SampleJob, WorkerPlace
-from loaders.sample_aware.workers.rows import MIN_BYTES, BatchRows, StackedInPlace
 
 _MIN_REST_NS: Final = 1_000_000
 """Remaining time of a slow sample below which parking it would cost more than it gains."""

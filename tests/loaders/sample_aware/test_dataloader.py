@@ -120,6 +120,15 @@ def test_every_shuffled_epoch_has_every_sample_once_and_full_batches():
             assert batch["x"].shape[1:] == (3, 5) and torch.equal(batch["x"][:, 0, 0].long() ** 2, batch["y"])
 
 
+def test_attributes_that_are_set_later_count_as_in_torch():
+    loader = SampleAwareDataLoader(Squares(), batch_size=4, num_workers=0)
+    loader.num_workers, loader.prefetch_factor, loader.order = 2, 2, "arrival"
+    assert sorted(int(y) for batch in loader for y in batch["y"]) == [n * n for n in range(COUNT)]
+    assert loader.stats()["workers"] == 2
+    loader.num_workers = 1
+    assert [*loader] and loader.stats()["workers"] == 1
+
+
 def test_a_sample_that_another_worker_goes_on_with_draws_what_it_would_have_drawn():
     def epoch(workers):
         loader = SampleAwareDataLoader(

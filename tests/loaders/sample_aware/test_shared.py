@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.messages import ArenaPlace
 from loaders.sample_aware.ipc.serialize import copy_to, layout, load, pack, pack_rest, unpack
-from loaders.sample_aware.workers.rows import BatchRows, StackedInPlace
+from loaders.sample_aware.workers.batch_rows import BatchRows, StackedInPlace
 
 
 @dataclass
