@@ -167,7 +167,6 @@ def _turn(item: pytest.Item, places: dict[str, float]) -> tuple[int, float]:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # nor again while the tests run
     gc.enable()
 
 
