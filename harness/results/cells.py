@@ -116,6 +116,7 @@ class HostRecord(EnergyRecord):
     host: str
     """Its name in the inventory, and `node` of its readings."""
     roles: Sequence[str]
+    offset_ns: int
     clock_before: HostClock
     clock_after: HostClock
 

@@ -126,8 +126,15 @@ def make_environments(experiment: Experiment, doing: Callable[[str], None]) -> N
 
 
 def python_of(name: str | None) -> str:
-    """Return the path of an environment's Python, or without a name of the harness's own; raises as `find_or_make`."""
-    return sys.executable if name is None else str(find_or_make(name))
+    """Return the path of an environment's Python, or without a name of the harness's own.
+
+    Raises TestbedError as `find_or_make`, and where the path is no file.
+    """
+    if name is None:
+        return sys.executable
+    if not (python := find_or_make(name)).is_file():
+        raise TestbedError(f"playbooks/{name}.sh printed {python}: expected the path of a Python")
+    return str(python)
 
 
 @cache
@@ -149,7 +156,7 @@ def find_or_make(name: str) -> Path:
         raise TestbedError(f"playbooks/{script.name}: no end within {_MAKE_S:g} s; {how}")
     printed = output.decode().strip()
     if child.process.returncode or not printed or not Path(printed).exists():
-        status = f"exit status {child.process.returncode}"
+        status = f"exit status {child.process.returncode}, and {printed or 'no path'} printed"
         raise TestbedError(f"playbooks/{script.name} failed: {said or status}; {how}")
     return Path(printed)
 
@@ -162,10 +169,13 @@ def describe_environments(experiment: Experiment) -> Provenance:
     found = {}
     for name in environments_of(experiment):
         argv = [python_of(name), "-m", "harness.results.provenance"]
-        try:
-            record = json.loads(Node("compute", "environments").run(argv, _DESCRIBE_S))
-        except TestbedError as error:
-            raise TestbedError(f"the environment {name} does not list its packages: {error}") from error
+        variables = os.environ | {"PYTHONPATH": str(PLAYBOOKS.parent)}
+        with Child(argv, env=variables, stdin=subprocess.DEVNULL, keep_stderr=True) as child:
+            output = child.finish(_DESCRIBE_S)
+            said = child.stderr_lines(_LINES)
+        if output is None or child.process.returncode:
+            raise TestbedError(f"the environment {name} does not list its packages: {said or 'no answer'}")
+        record = json.loads(output)
         found[f"{name}.python"] = record["packages"]["python"]
         for package, version in record["installed"]["packages"]["value"].items():
             found[f"{name}.{package}"] = {"value": version, "source": "importlib.metadata"}

@@ -84,6 +84,8 @@ class Bound:
         if self.kind == "equal":
             is_narrow = (interval.high - interval.low) / 2 <= EQUAL_WITHIN * self.paper
             return FAIL if not interval.holds(self.paper) else PASS if is_narrow else INCONCLUSIVE
+        if math.isnan(interval.low) or math.isnan(interval.high):
+            return INCONCLUSIVE
         ends = (self.holds(interval.low), self.holds(interval.high))
         spans = self.kind == "within" and interval.low < self.low < interval.high
         return PASS if all(ends) else INCONCLUSIVE if any(ends) or spans else FAIL

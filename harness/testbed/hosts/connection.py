@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from harness.errors import TestbedError
+from harness.system.process import run_environment
 from harness.testbed.base import Node
 from harness.testbed.hosts.inventory import Host
 from harness.testbed.hosts.supervisor import BEAT, SILENCE_S, RemoteCommand
@@ -75,9 +76,17 @@ class HostConnection:
         """
         is_root_here = not self.destination and os.geteuid() == 0
         there = [*(() if is_root_here else ("sudo", "-n")), self.python, "-m", MODULE]
-        command, pipe = self.command(there, is_master=is_master), subprocess.PIPE
-        here = Node("compute", order.run_id)
-        child = here.start(command, stdin=pipe, stdout=stdout, stderr=stderr, keep_stderr=keep_stderr)
+        try:
+            child = Child(
+                self.command(there, is_master=is_master),
+                env=run_environment(order.run_id),
+                stdout=stdout,
+                stderr=stderr,
+                keep_stderr=keep_stderr,
+                killed_with_parent=True,
+            )
+        except FileNotFoundError as error:
+            raise TestbedError(f"{error.filename} is not there: apt-get install openssh-client util-linux") from error
         # An ssh that has ended already says why where its output or status is read.
         with suppress(ChildError):
             child.send(order.to_line())

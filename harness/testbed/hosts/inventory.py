@@ -98,7 +98,8 @@ class Host(Section):
             try:
                 ipaddress.ip_address(address)
             except ValueError:
-                raise ValueError("an IP address, such as 10.10.1.2") from None
+                also = " of the data network" if info.field_name == "data_address" else " or a host name"
+                raise ValueError(f"an IP address{also}") from None
         return address
 
 
