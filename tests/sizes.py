@@ -42,11 +42,11 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 65_500,
-    "core": 44_000,
-    "tests": 43_500,
-    "loaders/sample_aware": 4_100,
-    "loaders/streaming, loaders/records": 7_600,
+    "packages": 64_000,
+    "core": 43_000,
+    "tests": 41_300,
+    "loaders/sample_aware": 3_950,
+    "loaders/streaming, loaders/records": 7_500,
 }
 """Lower a limit when a part has become smaller. A change that needs more is a reason to look for what can go."""
 MAX_ENTRIES = 14
