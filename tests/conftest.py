@@ -167,6 +167,7 @@ def _turn(item: pytest.Item, places: dict[str, float]) -> tuple[int, float]:
 
 
 def pytest_collection_finish() -> None:
+    gc.collect()  # what stays is old from now on, and is seldom looked at again
     gc.enable()
 
 

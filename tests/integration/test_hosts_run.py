@@ -32,7 +32,7 @@ pytestmark = [
 WIDE = ["checks.link_pause_ms=5000", "checks.link_held_pct=100", "checks.clock_offset_ms=50", "checks.rtt_pct=50"]
 WIDE += ["checks.rtt_ms=5", "checks.idle_cpu_pct=100"]
 FAR = ["~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms", "regimes.wan_30ms.rate_gbit=1"]
-SLOW = ["~loaders.pytorch", "accelerator.kind=emulated", "accelerator.time_scale=25"]
+SLOW = ["~loaders.pytorch", "accelerator.kind=emulated", "accelerator.time_scale=50"]
 SLOW += ["loaders.streaming.prefetch_batches=1", "loaders.streaming.timeout_s=60"]
 """An epoch of some 10 s, in which there is time to end something."""
 AHEAD = """
@@ -92,11 +92,12 @@ def assert_nothing_left(hosts, limit_s=30):
         assert wait_until(lambda name=name: not left_on(hosts, name), limit_s), left_on(hosts, name)
 
 
-def wait_for_epoch(hosts):
-    """Wait until a cell on the lead is in its epoch, which has begun since."""
+def wait_for_epoch(hosts, run):
+    """Wait until a cell on the lead is in its epoch, which has begun since; fail where the run ends before."""
     files = f"find /var/lib/joulefeed/results -path '*.partial/events.jsonl' -newermt @{time.time():.3f} 2>/dev/null"
     look = f"{files} | xargs -r grep -l epoch_start || true"
-    assert wait_until(lambda: hosts.run("compute1", "sh", "-c", look), 200)
+    assert wait_until(lambda: run.poll() is not None or hosts.run("compute1", "sh", "-c", look), 200)
+    assert run.poll() is None, run.communicate()[0]
 
 
 @pytest.fixture
@@ -226,7 +227,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     cells = (*SLOW, "+regime@regimes.lan_0_1ms=lan_0_1ms", "regimes.lan_0_1ms.rate_gbit=1")
     run = start(*cells, "testbed.on_lost_host=continue")
     try:
-        wait_for_epoch(hosts)
+        wait_for_epoch(hosts, run)
         # From now on the controller can be killed: the run can be resumed.
         assert (folder / "plan.json").exists() and statuses(folder) == []
         hosts.stop("storage1")
@@ -240,10 +241,10 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     assert_nothing_left(hosts)
 
     run = start(*cells, "resume=latest")
-    wait_for_epoch(hosts)
+    wait_for_epoch(hosts, run)
     done = "ls -d /var/lib/joulefeed/results/*/cells/* | grep -vE 'partial|failed' || true"
     assert wait_until(lambda: hosts.run("compute1", "sh", "-c", done), 100)
-    wait_for_epoch(hosts)
+    wait_for_epoch(hosts, run)
     os.kill(run.pid, signal.SIGKILL)
     assert_nothing_left(hosts, 30)
     assert "done" not in statuses(folder)
@@ -252,7 +253,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     # that stands still for a while.
     storage_ahead()
     run = start(*cells, "resume=latest")
-    wait_for_epoch(hosts)
+    wait_for_epoch(hosts, run)
     hosts.run("storage1", "pkill", "-STOP", "-f", "energymon run")
     time.sleep(1)
     hosts.run("storage1", "pkill", "-CONT", "-f", "energymon run")
@@ -278,7 +279,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
 @pytest.mark.slow
 def test_ctrl_c_brings_home_what_there_is_and_a_lead_that_is_lost_ends_the_run_by_name(hosts, start, folder):
     run = start(*SLOW)
-    wait_for_epoch(hosts)
+    wait_for_epoch(hosts, run)
     run.send_signal(signal.SIGINT)
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 128 + signal.SIGINT, output
@@ -288,7 +289,7 @@ def test_ctrl_c_brings_home_what_there_is_and_a_lead_that_is_lost_ends_the_run_b
 
     run = start(*SLOW, "resume=latest")
     try:
-        wait_for_epoch(hosts)
+        wait_for_epoch(hosts, run)
         hosts.stop("compute1")
         output, _ = run.communicate(timeout=120)
         assert wait_until(lambda: not left_on(hosts, "storage1"), 30), left_on(hosts, "storage1")
