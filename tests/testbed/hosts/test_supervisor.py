@@ -46,7 +46,7 @@ def test_a_command_gets_the_rest_of_standard_input_and_its_status_comes_back(run
 def test_arguments_of_python_are_run_by_the_hosts_own_interpreter_with_the_runs_id(run_id):
     ask = "import os, sys; print(sys.executable, os.environ['JOULEFEED_RUN'])"
     with supervisor(Command(run_id=run_id, argv=("-c", ask), is_python=True, linger_s=20)) as child:
-        assert child.finish(20).decode().split() == [sys.executable, run_id]
+        assert child.finish(20).decode().rstrip().rsplit(" ", 1) == [sys.executable, run_id]
 
 
 def test_a_command_that_does_not_exist_is_named(run_id):
