@@ -84,7 +84,7 @@ class _Guard:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        # Python tells of every id() and every attribute that is looked up by name: this is called millions of times.
+        # Python reports every id() and every attribute that is looked up by name: this is called millions of times.
         if not self._running or (event not in _STARTS and event not in _CONNECTS):
             return
         program = Path(str(arguments[0])).name if arguments else ""

@@ -170,7 +170,7 @@ class _SamplingRun:
         self._monitor = Monitor(
             found.sensors,
             config.interval_ns,
-            self._writer.put,
+            self._writer.put_all,
             self._on_failure,
             self._clock,
             after_ns=last_ns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -147,18 +147,15 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
     jitter = Jitter()
     failures: list[BaseException] = []
 
-    def take(record: Record | Iterator[Record]) -> None:
-        if isinstance(record, Iterator):
-            for each in record:
-                take(each)
-        elif isinstance(record, Gap):
-            jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
-        elif isinstance(record, Sampled) and not record.late:
-            jitter.add(
-                record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns, record.end_ns - record.start_ns
-            )
-            if not record.whole:
-                jitter.miss(1)
+    def take(records: Iterable[Record]) -> None:
+        for record in records:
+            if isinstance(record, Gap):
+                jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
+            elif isinstance(record, Sampled) and not record.late:
+                late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
+                jitter.add(late_ns, record.end_ns - record.start_ns)
+                if not record.whole:
+                    jitter.miss(1)
 
     if seconds:
         monitor = Monitor([stand_in] if stand_in else sensors, interval_ns, take, failures.append)

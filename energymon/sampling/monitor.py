@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Final
 
@@ -58,7 +58,7 @@ class Monitor:
         self,
         sensors: Sequence[Sensor],
         interval_ns: int,
-        sink: Callable[[Record | Iterator[Record]], None],
+        sink: Callable[[Iterable[Record]], None],
         on_failure: Callable[[BaseException], None],
         clock: Clock | None = None,
         after_ns: int = 0,
@@ -73,7 +73,7 @@ class Monitor:
         Args:
             sensors: Sensors that are read at every tick.
             interval_ns: Time between two ticks, ns.
-            sink: Called with each record, from the sampling threads.
+            sink: Called with records, from the sampling threads; those of compiled code are made as they are taken.
             on_failure: Called with the exception that ends a thread.
             clock: The clock of the ticks; default a new one.
             after_ns: No tick is taken up to this instant, UTC ns; default 0.
@@ -110,7 +110,7 @@ class Monitor:
         self._quick: list[int] = []
         self._slow: list[int] = []
         self._readings = 1
-        self._slow_sensors = SlowSensors(sensors, self._deliver, sink, self._spawn)
+        self._slow_sensors = SlowSensors(sensors, self._deliver, lambda late: sink((late,)), self._spawn)
         # Guards the four that follow; held for a few statements only.
         self._keeping_lock = threading.Lock()
         self._keeper = 0
@@ -242,14 +242,14 @@ class Monitor:
             step_ns = clock.step_ns()
             now = clock.now_ns()
             if step_ns:
-                self._sink(ClockStep(now, step_ns, clock.wall_ns, now - looked_ns))
+                self._sink((ClockStep(now, step_ns, clock.wall_ns, now - looked_ns),))
             looked_ns = now
             if now < due and not self._stopping:
                 continue
             tick = awaited
             if now - due >= interval_ns:
                 tick = max(tick_at(now, interval_ns), awaited)
-                self._sink(Gap(awaited, tick - interval_ns, interval_ns))
+                self._sink((Gap(awaited, tick - interval_ns, interval_ns),))
             awaited = self._due_ns = tick + interval_ns
             if not self._take(keeper, tick):
                 return
@@ -406,12 +406,12 @@ class Monitor:
 
     def _left_with(self, index: int, brought: Sampled) -> None:
         """Deliver what a hanging sensor brought at last, and sample it on this thread from now on."""
-        self._sink(brought)
+        self._sink((brought,))
         self._slow_sensors.serve(index)
 
     def _deliver(self, record: Sampled) -> None:
         """Pass on a tick, and answer those who have asked: every sensor that could be was read."""
-        self._sink(record)
+        self._sink((record,))
         if self._answers and self._edges is not None:
             self._answers = False
             self._edges.answer()

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -99,7 +99,7 @@ class StoreWriter:
         self._limit_bytes = limit_bytes
         self._clock = clock or Clock()
         self._now_ns = self._clock.now_ns
-        self._queue: deque[Record | News | Iterator[Record]] = deque()
+        self._queue: deque[Iterable[Record | News]] = deque()
         # Released to wake the writer: some time after the last by the thread that brings a tick, so that the writer's
         # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
         self._wake = threading.Lock()
@@ -119,9 +119,13 @@ class StoreWriter:
         self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    def put(self, record: Record | News | Iterator[Record]) -> None:
-        """Queue a record, or an iterator of records for the thread; the first record is committed at once."""
-        self._queue.append(record)
+    def put(self, record: Record | News) -> None:
+        """Queue a record; the first is committed at once."""
+        self.put_all((record,))
+
+    def put_all(self, records: Iterable[Record | News]) -> None:
+        """Queue records, which the thread takes from their iterator; the first is committed at once."""
+        self._queue.append(records)
         if threading.get_ident() == self._thread.ident:
             return
         now_ns = time.monotonic_ns()
@@ -177,8 +181,7 @@ class StoreWriter:
                     source.drain()
                     source.unstick()
                 while self._queue:
-                    queued = self._queue.popleft()
-                    self._backlog += map(self._batch, queued if isinstance(queued, Iterator) else (queued,))
+                    self._backlog += map(self._batch, self._queue.popleft())
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False

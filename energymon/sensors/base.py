@@ -132,7 +132,7 @@ def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> dict[Part, str]:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The sensors of a host, or of one kind, and what is missing with reason and remedy."""
+    """The sensors of a host, or of one kind, and the missing parts with reason and remedy."""
 
     sensors: tuple[Sensor, ...]
     missing: tuple[Missing, ...] = ()

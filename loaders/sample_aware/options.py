@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from loaders.errors import LoaderConfigError
 from loaders.sample_aware.ipc.control_page import MAX_WORKERS
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Scheduler
 from loaders.sample_aware.policy.timeout import SlowTimeout
-from loaders.shared.options import Count, LoaderOptions, Options, Seconds, as_whole
+from loaders.shared.options import Count, LoaderOptions, Options, Seconds, whole_or
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,6 @@ def batches_ahead(workers: int, prefetch_factor: int) -> int:
     return max(2, workers * prefetch_factor - 1)
 
 
-def _max_workers(value: object) -> object:
-    if value == "cores":
-        return value
-    if (workers := as_whole(value, 1, MAX_WORKERS)) is None:
-        raise ValueError(f"expected 1 to {MAX_WORKERS}, or cores")
-    return workers
-
-
 class PolicyOptions(Options):
     """When a sample counts as slow, and how many workers and bytes there may be."""
 
@@ -64,7 +56,7 @@ class PolicyOptions(Options):
         default=None,
         description="fewest workers; with `max_workers` the scheduler changes their number; None for `num_workers`",
     )
-    max_workers: Annotated[int | Literal["cores"], BeforeValidator(_max_workers)] | None = Field(
+    max_workers: Annotated[int | Literal["cores"], whole_or("cores", MAX_WORKERS)] | None = Field(
         default=None,
         description='most workers; "cores" for as many as there are processors, and no fewer than `num_workers`; None '
         "for `num_workers`",

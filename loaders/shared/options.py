@@ -63,6 +63,19 @@ def whole(minimum: int, maximum: int = _MAX_WHOLE) -> BeforeValidator:
     return BeforeValidator(lambda value: _whole(value, minimum, maximum))
 
 
+def whole_or(word: str, maximum: int) -> BeforeValidator:
+    """Return the check of a field that is a whole number of 1 to `maximum`, or a word."""
+
+    def check(value: object) -> object:
+        if value == word:
+            return value
+        if (number := as_whole(value, 1, maximum)) is None:
+            raise ValueError(f"expected 1 to {maximum}, or {word}")
+        return number
+
+    return BeforeValidator(check)
+
+
 Seconds: TypeAlias = Annotated[float, BeforeValidator(_seconds)]
 """A field that is a time above 0 s."""
 Count: TypeAlias = Annotated[int, whole(1)]

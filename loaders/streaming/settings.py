@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from loaders.errors import LoaderConfigError
-from loaders.shared.options import Count, RecordOptions, Seconds, as_whole, whole
+from loaders.shared.options import Count, RecordOptions, Seconds, whole, whole_or
 
 BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
 WireFormat: TypeAlias = Literal["raw", "msgpack"]
@@ -37,14 +37,6 @@ def _path(value: object) -> object:
     return value
 
 
-def _prefetch(value: object) -> object:
-    if value == "auto":
-        return value
-    if (batches := as_whole(value, 1, MAX_PREFETCH)) is None:
-        raise ValueError(f"expected 1 to {MAX_PREFETCH}, or auto")
-    return batches
-
-
 class StreamSettings(RecordOptions):
     """The arguments of every loader of records, and of the streaming loader."""
 
@@ -65,7 +57,7 @@ class StreamSettings(RecordOptions):
         default=None, description="the client's folder of keys, for daemons with keys; None for daemons without"
     )
     streams: Annotated[int, whole(1, 64)] = Field(default=2, description="connections to each daemon")
-    prefetch_batches: Annotated[int | Literal["auto"], BeforeValidator(_prefetch)] = Field(
+    prefetch_batches: Annotated[int | Literal["auto"], whole_or("auto", MAX_PREFETCH)] = Field(
         default="auto",
         description='batches that are requested ahead of each daemon; "auto" is two a stream, 8 if they are small, and '
         "twice the bandwidth-delay product, which is learned",

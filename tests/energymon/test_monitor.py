@@ -1,6 +1,5 @@
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -51,15 +50,10 @@ def slow(count):
     time.sleep(0.001)
 
 
-def into(records):
-    """Make a monitor's sink that appends to a list."""
-    return lambda record: records.extend(record if isinstance(record, Iterator) else [record])
-
-
 def watch(sensors, seconds, clock=None):
     """Run a monitor over `sensors`; return its records and failures."""
     records, failures = [], []
-    monitor = Monitor(sensors, INTERVAL_NS, into(records), failures.append, clock)
+    monitor = Monitor(sensors, INTERVAL_NS, records.extend, failures.append, clock)
     monitor.start()
     time.sleep(seconds)
     monitor.stop()
@@ -124,7 +118,7 @@ def test_a_quick_sensor_that_begins_to_hang_is_left_alone_and_comes_back():
 
     records, failures = [], []
     steady, hangs = Steady("steady"), Steady("hangs", before=hang)
-    monitor = Monitor([steady, hangs], INTERVAL_NS, into(records), failures.append)
+    monitor = Monitor([steady, hangs], INTERVAL_NS, records.extend, failures.append)
     monitor.start()
     assert hung.wait(5)
     while not ticks(records) or brought(ticks(records)[-1]) != {0}:
@@ -161,7 +155,7 @@ def test_a_quick_sensor_that_becomes_slow_no_longer_keeps_the_others_waiting():
 @pytest.mark.parametrize(("interval_ns", "linger_ns"), [(500 * MS, 0), (INTERVAL_NS, 5 * INTERVAL_NS)])
 def test_stopping_takes_one_more_tick_or_those_in_which_values_may_come_late(interval_ns, linger_ns):
     records = []
-    monitor = Monitor([Steady()], interval_ns, into(records), lambda error: None, linger_ns=linger_ns)
+    monitor = Monitor([Steady()], interval_ns, records.extend, lambda error: None, linger_ns=linger_ns)
     monitor.start()
     asked_ns = time.time_ns()
     monitor.stop()

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("perf_allowed")
 
 @pytest.fixture
 def opened():
-    """Open a tree that counts; return source, domains, which interface confirms them, and what is missing."""
+    """Open a tree that counts; return source, domains, which interface confirms them, and the missing parts."""
 
     def open_tree(tree):
         with tree.running():

@@ -13,7 +13,6 @@ from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import Gap, Sampled
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
-from tests.energymon.test_monitor import into
 
 pytestmark = pytest.mark.serial
 
@@ -212,7 +211,7 @@ def test_who_is_at_work_is_told_and_may_be_abandoned(file):
 
 def watch(sensors, interval_ns, seconds):
     records, failures = [], []
-    monitor = Monitor(sensors, interval_ns, into(records), failures.append)
+    monitor = Monitor(sensors, interval_ns, records.extend, failures.append)
     monitor.start()
     time.sleep(seconds)
     monitor.drain()

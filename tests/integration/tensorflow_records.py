@@ -1,7 +1,7 @@
 """Writes and reads TFRecord files with TensorFlow's own code; run by the Python of playbooks/tensorflow.sh.
 
 write FOLDER  images and odd features as TensorFlow writes them, and files in both of its compressed forms in the folder
-              `compressed`; what the images hold is told as JSON
+              `compressed`; prints what the images hold as JSON
 read FOLDER   what is in every *.tfrecord file of a folder, as JSON
 """
 

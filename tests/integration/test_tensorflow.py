@@ -65,7 +65,7 @@ def _tree(root: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tensorflow: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A folder that TensorFlow wrote and the command has indexed, and what TensorFlow tells of its examples."""
+    """A folder that TensorFlow wrote and the command has indexed, and what TensorFlow says about its examples."""
     folder = tmp_path_factory.mktemp("written")
     told = tensorflow("write", folder)
     done = run([sys.executable, "-m", "loaders.streaming", "index", "--root", str(folder)])

@@ -47,16 +47,15 @@ def _in_flight_bytes(rtt_ms: float, rate_gbit: float) -> float:
 
 
 def pump(connection: socket.socket) -> None:
-    """Send over a connection as quickly as the link takes it, until the other side closes it."""
-    with connection, contextlib.suppress(ConnectionError):
-        # Data that is queued still when it is closed would go on loading the link.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        # Slow start must not end early: the link is measured, not a congestion control.
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-        payload = bytes(CHUNK_BYTES)
-        while True:
-            connection.sendall(payload)
+    """Send over a connection as quickly as the link takes it; raises ConnectionError when the other side closes it."""
+    # Data that is queued still when it is closed would go on loading the link.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Slow start must not end early: the link is measured, not a congestion control.
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    payload = bytes(CHUNK_BYTES)
+    while True:
+        connection.sendall(payload)
 
 
 def drain(connections: Sequence[socket.socket], seconds: float) -> dict[int, int]:
