@@ -60,9 +60,9 @@ def _serve(options: DaemonOptions) -> int:
     def serve(is_first: bool, ready: Callable[[], None]) -> int:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
         with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
+            ready()
             if is_first:
                 _log_start(daemon, store, host, options, buffer)
-            ready()
             why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
             log("stopping", reason=why)
         log("stopped", **asdict(daemon.counters))
