@@ -125,7 +125,7 @@ def test_the_command_clean_removes_a_run_whose_reaper_was_killed_too_and_neither
     lines = run(CLEAN).stdout.splitlines()
     removed = [line for line in lines if dead.names.run_id in line]
     assert any("namespace" in line for line in removed)
-    assert any("mount" in line for line in removed)
+    # The program of a killed mount may unmount it first: that none is left is asserted below.
     assert dead.names.run_id not in run(CLEAN).stdout
     assert dead.wait_nothing_left() == []
     assert not [line for line in lines if living.names.run_id in line]

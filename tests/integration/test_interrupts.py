@@ -44,6 +44,8 @@ LINK = ["testbed=netns", "~regimes.local", "+regime@regimes.lan_1ms=lan_1ms", "~
 ALONE = ["~loaders.pytorch", "~loaders.streaming"]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulefeed"
 TREE = REPO / "tests"
+EARLY = re.compile(r"/(\w+/__init__|joulefeed/signals)\.py\"")
+"""The files that run before signals are heard."""
 
 # What each kind runs, how long that takes in s on two cores, and its share of many signals.
 SMOKE = ["-m", "harness", "+experiment=smoke", *SMALLER]
@@ -155,8 +157,10 @@ def verdict(number, status, said, left, *, was_over):
         return f"wrong: left {left}"
     if status == 128 + number and len(lines) == 1 and not re.search("Traceback|Exception ignored", said):
         return "one line"
-    if status == -number and str(REPO / "harness") not in said and "interrupted" not in said:
-        return "the interpreter had not begun"  # Python's own traceback of SIGINT, or the kernel's end by the others
+    # Python's own traceback of SIGINT, or the kernel's end by the others, until joulefeed.signals has begun.
+    frames = [line for line in said.splitlines() if f'File "{REPO}' in line]
+    if status == -number and all(EARLY.search(line) for line in frames) and "interrupted" not in said:
+        return "the interpreter had not begun"
     if status in (0, 6) and not lines and "Traceback" not in said:
         return "was over" if was_over else "the interpreter ended"
     return f"wrong: status {status}"
