@@ -222,6 +222,7 @@ class Tolerances(Section):
     early_bytes_pct: Number = 1.0
     early_cpu_pct: Number = 10.0
     early_cpu_s: Number = 0.5
+    step_pct: Number = 2.0
 
 
 class Experiment(Section):

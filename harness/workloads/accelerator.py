@@ -35,6 +35,9 @@ class Step(Protocol):
     """Bytes of gradients that ranks all-reduce in a step; None with one rank, and where nothing is trained."""
     sync_ns: int | None
     """Time from the end of the last step's own computation until the gradients of all ranks were there."""
+    span_ns: tuple[int, int] | None
+    """When an emulated device began and ended the last step, by time.monotonic_ns(). None for a real device, whose step
+    is the call."""
 
     def __call__(self, batch: Batch) -> None:
         """Train on one batch; returns when the step is done, on the device too."""
