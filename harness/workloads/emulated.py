@@ -46,11 +46,18 @@ class EmulatedStep:
         self.gradient_bytes: int | None = None
         self.sync_ns: int | None = None
         self._gradients: EmulatedGradients | None = None
+        self._host_cpu_ns = 0
         self._returned_ns = self._returned_cpu_ns = self._late_ns = 0
 
     def synchronise(self, gradients: EmulatedGradients) -> None:
         """All-reduce tensors of the gradients' size in every step from now on, as ranks that train together do."""
         self._gradients, self.gradient_bytes = gradients, gradients.nbytes
+
+    def use_host(self, cpu_ms: float) -> None:
+        """Have the host use so much CPU time in every step, as launching the kernels of an eager step does."""
+        if cpu_ms:
+            self._host_cpu_ns = round(cpu_ms * 1e6)
+            self.label += f", {cpu_ms:g} ms of the host's CPU a step"
 
     @classmethod
     def published(cls, workload: Workload, model: str, time_scale: float) -> Self:
@@ -92,8 +99,10 @@ class EmulatedStep:
         if duration_ns and blocked_ns < _READY_NS:
             # The batch was there, and the host asked for it late.
             began_ns -= self._late_ns
+        while time.thread_time_ns() < cpu_ns + self._host_cpu_ns:
+            pass
         # No step ends before the host has its batch: a host that is later than a whole step makes the step longer.
-        ended_ns = max(began_ns + duration_ns, came_ns)
+        ended_ns = max(began_ns + duration_ns, time.monotonic_ns())
         if self._gradients is not None:
             # DDP reduces gradients while the backward pass goes on.
             _sleep_until(began_ns + round(_FORWARD * duration_ns))
