@@ -1,4 +1,5 @@
-"""Whole runs of experiments, as a user starts them: wan30ms with its time, memory and disk, and minato_seeds.
+"""Whole runs of experiments, as a user starts them: wan30ms with its time, memory and disk, its emulated steps, and
+minato_seeds.
 
 What a run prints is kept, for the tables of the README. Prints a line per demand (asked, measured, verdict); exits 1
 when one falls short. `--quick` leaves out the longer runs.
@@ -7,6 +8,7 @@ when one falls short. `--quick` leaves out the longer runs.
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 import psutil
@@ -32,15 +35,16 @@ MEMORY_EVERY_S = 10.0
 """To read the memory of a dozen processes takes half a second of a CPU, which counts as other programs' in the rows."""
 COLUMNS = 100
 """Of the terminal that a run prints to."""
+STEPS = ("loaders.pytorch_unordered.num_workers=12", "repeats=1", "epochs=3", "dataset.samples=1050", "judged=false")
 PICTURE = REPO / "docs" / "wan30ms.png"
 
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    options = make_parser(__doc__, "wan30ms once; no minato_seeds", ("wan30ms", "seeds")).parse_args()
+    options = make_parser(__doc__, "wan30ms once; no minato_seeds", ("wan30ms", "steps", "seeds")).parse_args()
     if options.quick:
         options.only = options.only or ["wan30ms"]
-    return run({"wan30ms": partial(wan30ms, options.quick), "seeds": seeds}, options)
+    return run({"wan30ms": partial(wan30ms, options.quick), "steps": steps, "seeds": seeds}, options)
 
 
 def wan30ms(quick: bool) -> Iterator[Line]:
@@ -84,6 +88,23 @@ def slowdowns(rows: pd.DataFrame, streaming: pd.DataFrame) -> Iterator[Line]:
         for name, most in STREAMING_MOST.items() if loader == "streaming" else [("", None)]:
             asked = "" if most is None else f"<= {most}"
             yield judge_ratios(f"{what}{name and ', '}{name}", asked, ratios, words, far_s=far_s, near_s=near_s)
+
+
+def steps() -> Iterator[Line]:
+    """Compare how long emulated steps took with their nominal time, by loader and distance, in settled epochs."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed-steps-") as name:
+        watched(Path(name), "wan30ms", "+loader@loaders.pytorch_unordered=pytorch_unordered", *STEPS)
+        rows = read_rows(Path(name))
+        cells = Path(name) / "results" / "latest" / "cells"
+        for (loader, rtt_ms), epochs in rows[rows["epoch"] > 1].groupby(["loader", "rtt_ms"]):
+            (cell_id, *_) = epochs["cell_id"]
+            accelerator = json.loads((cells / cell_id / "cell.json").read_text())["accelerator"]
+            nominal_s = epochs["samples"] * accelerator["seconds_per_sample"]
+            stretch = list(100 * ((epochs["duration_s"] - epochs["stall_s"]) / nominal_s - 1))
+            raw = {name: list(epochs[name]) for name in ("duration_s", "stall_s")}
+            what = f"{loader}, {rtt_ms:g} ms: epoch without stall over nominal steps, less 1, %"
+            more = f"waits {median(epochs['stall_s']):.2f} of {median(epochs['duration_s']):.2f} s"
+            yield at_most(what, 1, median(stretch), spread(stretch, 2, more), nominal_s=list(nominal_s), **raw)
 
 
 def seeds() -> Iterator[Line]:

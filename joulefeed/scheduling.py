@@ -10,7 +10,8 @@ from typing import Final
 
 _PR_SET_TIMERSLACK: Final = 29
 _PR_GET_TIMERSLACK: Final = 30
-_libc = ctypes.CDLL(None)
+_libc = ctypes.PyDLL(None)
+"""Its calls keep the interpreter's lock: prctl(2) returns at once, and to get the lock again may take long."""
 
 
 def raise_priority(nice: int) -> str:

@@ -33,9 +33,9 @@ class BatchRecord:
     """What one step of an epoch took."""
 
     wait_ns: int
-    """Time the step waited for its batch."""
+    """Time the device waited for the batch: from the end of its step before, or from the epoch's start."""
     step_ns: int
-    """Time the step took."""
+    """Time the step took on the device."""
     nbytes: int
     ids: npt.NDArray[np.int64]
     work_s: npt.NDArray[np.float64] | None
@@ -61,9 +61,9 @@ def run_epoch(
     """
     records: list[BatchRecord] = []
     done, shown = 0, time.monotonic_ns()
-    asked = time.monotonic_ns()
+    free = time.monotonic_ns()
     for batch in loader.epoch(epoch):
-        got = time.monotonic_ns()
+        began = time.monotonic_ns()
         if len(batch.data) != len(batch.ids):
             raise CellError(
                 f"epoch {epoch}, batch {len(records)}: {type(loader).__name__} names {len(batch.ids)} samples and "
@@ -75,11 +75,14 @@ def run_epoch(
                 "by its length"
             )
         step(batch)
-        finished = time.monotonic_ns()
+        finished = ended = time.monotonic_ns()
+        if (span := getattr(step, "span_ns", None)) is not None:
+            # The host may have been late at the end of the epoch before.
+            began, ended = max(free, span[0]), span[1]
         sync_ns = getattr(step, "sync_ns", None)
         labels = _copy_labels(batch)
-        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s, sync_ns, labels))
-        asked = finished
+        records.append(BatchRecord(began - free, ended - began, batch.nbytes, batch.ids, batch.work_s, sync_ns, labels))
+        free = ended
         if progress is not None:
             done += len(batch.ids)
             if finished - shown > _PROGRESS_EVERY_NS:

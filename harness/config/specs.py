@@ -123,6 +123,8 @@ class AcceleratorSpec(Section):
         default=None, description="a number above 0, or such numbers by workload"
     )
     """The user's own assumption of an emulated step's duration; one for all workloads, or by a workload's name."""
+    host_cpu_ms: Number = 0.0
+    """CPU time that the host uses in each emulated step."""
 
 
 class TestbedSpec(Section):
@@ -222,6 +224,7 @@ class Tolerances(Section):
     early_bytes_pct: Number = 1.0
     early_cpu_pct: Number = 10.0
     early_cpu_s: Number = 0.5
+    step_pct: Number = 2.0
 
 
 class Experiment(Section):

@@ -70,12 +70,26 @@ class EpochBatches:
     def compute_s(self) -> npt.NDArray[np.float64]:
         """Time in which the accelerator computes in every step, without the synchronisation with other ranks.
 
-        The time of an emulated step is nominal. Its sleep ends later where the loader's threads use the CPUs, and the
-        emulated accelerator does not compute until then.
+        The time of an emulated step is nominal; the rule `step_time` judges how long it took.
         """
-        if self.nominal_s is not None:
-            return self.nominal_s
+        return self.own_s if self.nominal_s is None else self.nominal_s
+
+    @property
+    def own_s(self) -> npt.NDArray[np.float64]:
+        """Time of every step without the synchronisation with other ranks."""
         return self.step_s if self.sync_s is None else self.step_s - np.nan_to_num(self.sync_s)
+
+    @property
+    def stretch(self) -> tuple[float, float] | None:
+        """Time of emulated steps over their nominal time, less 1: of the median step, and of all steps together.
+
+        None for real steps, and for an accelerator that idles.
+        """
+        if self.nominal_s is None or not self.nominal_s.any():
+            return None
+        steps = self.nominal_s > 0
+        own_s, nominal_s = self.own_s[steps], self.nominal_s[steps]
+        return float(np.median(own_s / nominal_s)) - 1, float(own_s.sum() / nominal_s.sum()) - 1
 
     def of_ranks(self) -> list[EpochBatches]:
         """Return the batches of each rank by itself, without the labels."""
@@ -128,7 +142,7 @@ def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.
         return None
     compute = float(step_s[1:].sum())
     total = compute + float(wait_s[1:].sum())
-    # A sleep may end some microseconds before its nominal time.
+    # Nominal times are rounded to ns.
     return min(1.0, compute / total) if total > 0 else None
 
 

@@ -40,6 +40,7 @@ RULES = frozenset(
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
         *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
+        "step_time",
         *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
     }
 )
@@ -142,6 +143,7 @@ def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield from _check_link(epoch)
     yield from _check_samples(epoch)
     yield _check_early_work(epoch)
+    yield _check_step_time(epoch)
     yield _check_ticks(epoch)
     for host in epoch.data.cell.hosts:
         yield _check_ticks(epoch, host)
@@ -309,6 +311,16 @@ def _check_early_work(epoch: _JudgedEpoch) -> Check:
     actual = f"{received}{early.cpu_s:.2f} s of CPU beside {early.epoch_cpu_s:.2f} s in the epoch"
     fine = (early.rx_bytes or 0) <= most_bytes and early.cpu_s <= most_s
     return epoch.check("early_work", expected, actual, fine)
+
+
+def _check_step_time(epoch: _JudgedEpoch) -> Check:
+    """Judge how long emulated steps took: the median step, and all of them, so that a few long ones are seen too."""
+    limit_pct, stretch = epoch.limits.step_pct, epoch.data.batches[epoch.row.epoch].stretch
+    expected = f"emulated steps within {limit_pct:g} % of their nominal time: the median, and all together"
+    if stretch is None:
+        return epoch.check("step_time", expected, "no step is emulated", NOT_APPLICABLE)
+    actual = f"the median {100 * stretch[0]:+.2f} %, all {100 * stretch[1]:+.2f} %"
+    return epoch.check("step_time", expected, actual, max(map(abs, stretch)) <= limit_pct / 100)
 
 
 def _check_ticks(epoch: _JudgedEpoch, host: HostRecord | None = None) -> Check:

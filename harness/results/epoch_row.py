@@ -47,7 +47,11 @@ class EpochRow:
     samples_per_s: float
     mb_per_s: float
     stall_s: float
-    """How long the training step waited for batches."""
+    """How long the accelerator waited for batches."""
+    step_s: float | None = None
+    """Median over the epoch's steps, without the synchronisation of ranks."""
+    nominal_step_s: float | None = None
+    """Median of how long emulated steps should take. None for real ones."""
     au: float | None
     """Accelerator utilisation, 0 to 1."""
     cpu_util: float | None

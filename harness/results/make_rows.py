@@ -101,6 +101,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         samples_per_s=samples / duration_s,
         mb_per_s=nbytes / 1e6 / duration_s,
         stall_s=max(float(part.wait_s.sum()) for part in batches.of_ranks()),
+        step_s=float(np.median(batches.own_s)),
+        nominal_step_s=None if batches.nominal_s is None else float(np.median(batches.nominal_s)),
         au=min((au for part in batches.of_ranks() if (au := part.utilisation) is not None), default=None),
         cpu_util=_compute_cpu_util(start, end),
         gpu_util=_compute_gpu_util(data, start, end),

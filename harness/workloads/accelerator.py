@@ -35,6 +35,9 @@ class Step(Protocol):
     """Bytes of gradients that ranks all-reduce in a step; None with one rank, and where nothing is trained."""
     sync_ns: int | None
     """Time from the end of the last step's own computation until the gradients of all ranks were there."""
+    span_ns: tuple[int, int] | None
+    """When an emulated device began and ended the last step, by time.monotonic_ns(). None for a real device, whose step
+    is the call."""
 
     def __call__(self, batch: Batch) -> None:
         """Train on one batch; returns when the step is done, on the device too."""
@@ -82,10 +85,10 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
     """Make the training step of a workload.
 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
-    time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
-    the user assumes in place of a published one. The weights are drawn with `seed`. `synchronised` is whether the
-    process is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator
-    takes its batches, and an emulated one idles. Raises as choose_kind does.
+    time_scale, by which its duration is multiplied, seconds_per_sample: a number, or numbers by workload, that the user
+    assumes in place of a published one, and host_cpu_ms: CPU time of the host in each step. The weights are drawn with
+    `seed`. `synchronised` is whether the process is a rank of several, in a process group. A workload whose `trains` is
+    false has no step: a real accelerator takes its batches, and an emulated one idles. Raises as choose_kind does.
     """
     kind, trains = choose_kind(accelerator, workload.name), getattr(workload, "trains", True)
     if kind == "emulated":
@@ -99,6 +102,7 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
             step = EmulatedStep.assumed(assumed, scale)
         else:
             step = EmulatedStep.published(workload, model, scale)
+        step.use_host(check_number("accelerator.host_cpu_ms", accelerator.get("host_cpu_ms", 0.0)))
         if synchronised:
             from harness.workloads.gradients import EmulatedGradients
 

@@ -1,4 +1,9 @@
-"""Training steps that compute nothing: one that lasts as long as a published or an assumed step, and none at all."""
+"""Training steps that compute nothing: one that lasts as long as a published or an assumed step, and none at all.
+
+An emulated device has a timeline of its own. A step begins when the step before has ended and its batch is there, and
+lasts for its nominal time. The host waits for the end of every step, as it does with a real device. It often wakes up
+later than that: it waits for a processor, or for the interpreter's lock. This delays the host, not the device.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +21,8 @@ if TYPE_CHECKING:
     from loaders.base import Batch
 
 
-_TRIALS: Final = 10
-_TRIAL_NS: Final = 20_000_000
-"""About a step: the longer a core sleeps, the deeper, and the longer it takes to wake."""
-_MAX_LATENESS_NS: Final = 150_000
-"""More than this is a busy machine, not the time that waking up takes."""
+_READY_NS: Final = 1_000_000
+"""A batch for which the host is blocked for less was there when the host asked for it."""
 _FORWARD: Final = 1 / 3
 """Share of a step before its first gradients: the backward pass has twice the operations of the forward pass."""
 
@@ -40,14 +42,22 @@ class EmulatedStep:
         self.label = label
         self.citation = citation
         self.power = power
-        self._lateness_ns = 0
-        self._gradients: EmulatedGradients | None = None
+        self.span_ns: tuple[int, int] | None = None
         self.gradient_bytes: int | None = None
         self.sync_ns: int | None = None
+        self._gradients: EmulatedGradients | None = None
+        self._host_cpu_ns = 0
+        self._returned_ns = self._returned_cpu_ns = self._late_ns = 0
 
     def synchronise(self, gradients: EmulatedGradients) -> None:
         """All-reduce tensors of the gradients' size in every step from now on, as ranks that train together do."""
         self._gradients, self.gradient_bytes = gradients, gradients.nbytes
+
+    def use_host(self, cpu_ms: float) -> None:
+        """Have the host use so much CPU time in every step, as launching the kernels of an eager step does."""
+        if cpu_ms:
+            self._host_cpu_ns = round(cpu_ms * 1e6)
+            self.label += f", {cpu_ms:g} ms of the host's CPU a step"
 
     @classmethod
     def published(cls, workload: Workload, model: str, time_scale: float) -> Self:
@@ -83,21 +93,31 @@ class EmulatedStep:
         self._step(0)
 
     def _step(self, duration_ns: int) -> None:
-        started = time.monotonic_ns()
-        if self._gradients is None:
-            _sleep_until(started + duration_ns, self._lateness_ns)
-            return
-        # DDP reduces gradients while the backward pass goes on.
-        _sleep_until(started + round(_FORWARD * duration_ns), self._lateness_ns)
-        self._gradients.start()
-        _sleep_until(started + duration_ns, self._lateness_ns)
-        computed_ns = time.monotonic_ns()
-        self._gradients.wait()
-        self.sync_ns = time.monotonic_ns() - computed_ns
+        came_ns, cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        blocked_ns = came_ns - self._returned_ns - (cpu_ns - self._returned_cpu_ns)
+        began_ns = came_ns
+        if duration_ns and blocked_ns < _READY_NS:
+            # The batch was there, and the host asked for it late.
+            began_ns -= self._late_ns
+        while time.thread_time_ns() < cpu_ns + self._host_cpu_ns:
+            pass
+        # No step ends before the host has its batch: a host that is later than a whole step makes the step longer.
+        ended_ns = max(began_ns + duration_ns, time.monotonic_ns())
+        if self._gradients is not None:
+            # DDP reduces gradients while the backward pass goes on.
+            _sleep_until(began_ns + round(_FORWARD * duration_ns))
+            self._gradients.start()
+        _sleep_until(ended_ns)
+        if self._gradients is not None:
+            were_there = self._gradients.wait()
+            self.sync_ns = 0 if were_there else time.monotonic_ns() - ended_ns
+            ended_ns += self.sync_ns
+        self.span_ns = began_ns, ended_ns
+        self._returned_ns, self._returned_cpu_ns = time.monotonic_ns(), time.thread_time_ns()
+        self._late_ns = self._returned_ns - ended_ns
 
     def warm_up(self) -> None:
-        """Learn how late this machine wakes a sleeper, so that steps can allow for it."""
-        self._lateness_ns = _min_lateness_ns()
+        """Do nothing: the first step is like all others."""
 
 
 class NoStep:
@@ -110,6 +130,7 @@ class NoStep:
     power: BoardPower | None = None
     gradient_bytes: int | None = None
     sync_ns: int | None = None
+    span_ns: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,24 +149,9 @@ class NoStep:
             torch.cuda.synchronize()
 
 
-def _sleep_until(monotonic_ns: int, lateness_ns: int = 0) -> None:
-    """Sleep until time.monotonic_ns() reaches the value; `lateness_ns` is the time that waking up is known to take."""
-    with exact_timers():
-        _sleep(monotonic_ns - lateness_ns)
-
-
-def _min_lateness_ns() -> int:
-    """Measure the smallest delay with which this machine wakes a sleeper, in ns; takes some 0.2 s."""
-    found = _MAX_LATENESS_NS
-    with exact_timers():
-        for _ in range(_TRIALS):
-            instant = time.monotonic_ns() + _TRIAL_NS
-            _sleep(instant)
-            found = min(found, time.monotonic_ns() - instant)
-    return max(0, found)
-
-
-def _sleep(monotonic_ns: int) -> None:
-    left = monotonic_ns - time.monotonic_ns()
-    if left > 0:
-        time.sleep(left / 1e9)
+def _sleep_until(monotonic_ns: int) -> None:
+    """Sleep until time.monotonic_ns() has reached the value; does not hold the interpreter's lock meanwhile."""
+    left_ns = monotonic_ns - time.monotonic_ns()
+    if left_ns > 0:
+        with exact_timers():
+            time.sleep(left_ns / 1e9)  # until an instant of the monotonic clock, by clock_nanosleep(2)

@@ -70,7 +70,12 @@ class EmulatedGradients:
         """Start to all-reduce all buckets, in the background."""
         self._under_way = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
 
-    def wait(self) -> None:
-        """Wait until all ranks' buckets are reduced. Raises RuntimeError when a rank is lost."""
+    def wait(self) -> bool:
+        """Wait until all ranks' buckets are reduced; returns whether they were when it was called.
+
+        Raises RuntimeError when a rank is lost.
+        """
+        were_there = all(work.is_completed() for work in self._under_way)
         for work in self._under_way:
             work.wait()
+        return were_there

@@ -29,6 +29,7 @@ class TrainingStep:
     emulated = False
     citation: str | None = None
     power: BoardPower | None = None
+    span_ns: tuple[int, int] | None = None
 
     def __init__(self, workload: Workload, device: str, seed: int, *, synchronised: bool = False) -> None:
         self.kind = self.device = device

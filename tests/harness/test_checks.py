@@ -12,6 +12,7 @@ from harness.results.make_rows import make_epoch_rows
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.measure.bounds import list_link_bounds, predict_jitter
 from harness.testbed.link.measure.watch import Ping
+from tests.harness.conftest import batches
 from tests.harness.records import PROBE, START, S, change, with_epochs, with_events
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
@@ -47,7 +48,7 @@ def test_a_good_row_is_valid(remote):
     valid, rules = judged(remote())
     assert valid == "valid"
     unjudged = {rule for rule, verdict in rules.items() if verdict == "not applicable"}
-    assert unjudged == {"spread", "clock_offset", "shuffled"}
+    assert unjudged == {"spread", "clock_offset", "shuffled", "step_time"}
     assert {verdict for rule, verdict in rules.items() if rule not in unjudged} == {"pass"}
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
 
@@ -107,6 +108,38 @@ def test_a_row_says_which_probe_of_the_link_it_is_judged_by(remote):
     valid, rules = judged(change(remote(**probes), cell=near))
     assert "rtt_before (0.05 ms, in probe 3, expected 0.1 ± 0.1, at least 0.06 ms)" in valid
     assert rules["rtt_after"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("steps", "syncs", "verdict", "told"),
+    [
+        ([1.0] * 6, [0.0] * 6, "pass", "the median +0.00 %, all +0.00 %"),
+        ([1.019] * 6, [0.0] * 6, "pass", "the median +1.90 %"),
+        ([1.0] * 5 + [1.1], [0.0] * 6, "pass", "all +1.67 %"),
+        ([1.5] * 6, [0.5] * 6, "pass", "all +0.00 %"),  # waiting for other ranks
+        ([1.021] * 6, [0.0] * 6, "fail", "the median +2.10 %"),
+        ([0.97] * 6, [0.0] * 6, "fail", "the median -3.00 %"),
+        ([1.0] * 5 + [1.2], [0.0] * 6, "fail", "the median +0.00 %, all +3.33 %"),
+        ([1.5] * 6, [np.nan] * 6, "fail", "the median +50.00 %"),
+    ],
+)
+def test_emulated_steps_take_their_nominal_time_the_median_and_all_together(steps, syncs, verdict, told, stored):
+    ran = batches([0.5] * 6, steps, size=1)
+    data = replace(stored(), batches={1: replace(ran, sync_s=np.array(syncs), nominal_s=np.ones(6))})
+    (row,), checks = judge([data], make_epoch_rows(data), Tolerances())
+    (check,) = (one for one in checks if one.rule == "step_time")
+    assert (check.verdict, row.is_valid) == (verdict, verdict == "pass")
+    assert told in check.actual
+    assert row.nominal_step_s == 1.0
+
+
+def test_a_steps_nominal_time_is_that_of_its_own_batch_and_real_or_idle_steps_have_none(stored):
+    for nominal_s, verdict in ((np.array([0.5, 0.75, 0.75]), "pass"), (np.zeros(3), "not applicable")):
+        data = replace(stored(), batches={1: replace(batches(), nominal_s=nominal_s)})
+        assert judged(data)[1]["step_time"] == verdict
+    (row,) = make_epoch_rows(stored())
+    assert (row.step_s, row.nominal_step_s) == (0.75, None)
+    assert judged(stored())[1]["step_time"] == "not applicable"
 
 
 IMPAIRED = {"name": "wan_57ms", "rtt_ms": 57.0, "rate_gbit": 1.0, "jitter_ms": 5.0, "loss_pct": 0.1}

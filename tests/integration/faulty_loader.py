@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,29 @@ from loaders.shared.options import LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
+HELD_US = 200_000
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
+
+
+@contextmanager
+def keep_lock(kept: bool) -> Iterator[None]:
+    """Keep the interpreter's lock for most of the time, in a thread: the step's thread wakes up late."""
+    over, libc = threading.Event(), ctypes.PyDLL(None)
+
+    def keep() -> None:
+        while not over.is_set():
+            libc.usleep(HELD_US)
+
+    thread = threading.Thread(target=keep)
+    if kept:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if kept:
+            thread.join()
 
 
 class FaultyLoader(FileLoader):
@@ -41,6 +64,10 @@ class FaultyLoader(FileLoader):
         return answer
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
+        with keep_lock(self._faults[epoch - 1] == "keeps the lock"):
+            yield from self._made(epoch)
+
+    def _made(self, epoch: int) -> Iterator[Batch]:
         self._coming = self._faults[epoch] if epoch < len(self._faults) else ""
         fault, n, size = self._faults[epoch - 1], len(self), self._options.batch_size
         order = self._share.order(epoch - 1 if fault == "replays" else epoch)
@@ -52,7 +79,7 @@ class FaultyLoader(FileLoader):
             order = np.where(order == 5, n, order)
         for start in range(0, len(order), size):
             ids = order[start : start + size]
-            if fault not in ("reads nothing", "nothing to read"):
+            if fault not in ("reads nothing", "nothing to read", "keeps the lock"):
                 for sample in ids[ids < n].tolist():
                     self._samples.read(sample)
             nbytes = self._samples.encoded_bytes(ids[ids < n])

@@ -64,6 +64,7 @@ FAULTS = {
     "miscounts": ("loader_bytes",),
     "decodes nothing": ("labels",),
     "replays": ("shuffled",),
+    "keeps the lock": ("step_time",),
     "reads ahead": ("early_work",),
     "lost sensor": ("sensors", "missed_ticks"),
     "clock is set": ("clock_offset",),
@@ -83,7 +84,7 @@ OF_RUN = ("same_place", "whole_cell")
 """The second cell runs in another environment, and a byte of the first one is changed."""
 OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
 WARNS = {"cpu_parts", "energy_agent", "sensors", "alone", "spread", "same_place", "paths"}
-BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks"}
+BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks", "step_time"}
 """Rules that other work on this machine may break."""
 SECONDS = 0.6
 """How long a fault lasts: some pings, and some ticks of 50 ms."""
@@ -94,7 +95,7 @@ EXPERIMENT = """# @package _global_
 defaults:
   - /workload@workloads.resnet50: resnet50
   - override /dataset: imagenet_small
-  - override /accelerator: none
+  - override /accelerator: emulated
   - override /testbed: netns
 name: faults
 placement: half
@@ -103,6 +104,7 @@ repeats: 1
 warmup_samples: 0
 dataset: {samples: 64, mean_kb: 8}
 workloads: {resnet50: {batch_size: 16}}
+accelerator: {seconds_per_sample: 0.001}
 loaders: {faulty: {_target_: tests.integration.faulty_loader.FaultyLoader, socket: %s}}
 regimes:
   near: {rtt_ms: 2, rate_gbit: 0.5}
