@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -22,6 +23,16 @@ CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
+
+
+WORK_S = 0.1
+"""CPU seconds, of which a quota of a quarter of a processor lets a part pass."""
+
+
+def _compute(cpu_s: float) -> None:
+    end_s = time.thread_time() + cpu_s
+    while time.thread_time() < end_s:
+        pass
 
 
 class FaultyLoader(FileLoader):
@@ -63,6 +74,8 @@ class FaultyLoader(FileLoader):
             yield Batch(ids, torch.zeros(len(ids), 1), labels, nbytes)
             if not start:
                 self._ask(fault)
+                if fault == "throttled":
+                    _compute(WORK_S)
         if fault in ("steal", "loses time"):
             self._shift(STEAL if fault == "steal" else IDLE)
 
