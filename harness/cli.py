@@ -30,6 +30,7 @@ from joulefeed.signals import Interrupted, interrupted
 if TYPE_CHECKING:  # pydantic's models are for the commands that run something
     from harness.config.specs import Experiment
     from harness.report import Rendered, Report
+    from harness.run.again import Groups
 
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
@@ -69,9 +70,9 @@ more
   python -m energymon doctor        its energy sensors
 
 exit status
-  0 every cell is done and every row valid    4 the testbed failed
+  0 every cell is done, no group lacks rows   4 the testbed failed
   2 a wrong key, value, dataset or folder     5 a disk is full or cannot be written
-  3 a cell failed; the others are done        6 every cell is done, some rows are invalid
+  3 a cell failed; the others are done        6 every cell is done, a group has no valid row
   7 a figure cannot be drawn                  128 + N ended by signal N
   of a --multirun: the status of its worst job
 """
@@ -203,7 +204,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     _show(outcome, console, _resume_command(cfg, outcome.folder))
     if outcome.failed:
         return CellError.exit_status
-    return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.rendered.broken else 0
+    return INVALID_ROWS if outcome.groups.empty else BROKEN_FIGURE if outcome.rendered.broken else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,13 @@ class _RunEnd:
         """Rows that a validity rule refuses."""
         return sum(not row.is_valid for row in self.report.results.rows)
 
+    @property
+    def groups(self) -> Groups:
+        """Which loaders lack valid rows, and where."""
+        from harness.run.again import find_poor_groups
+
+        return find_poor_groups(self.report.results.rows)
+
 
 def _report_on(folder: Path, failed: int) -> _RunEnd:
     from harness.report import read_report, render
@@ -232,6 +240,8 @@ def _report_on(folder: Path, failed: int) -> _RunEnd:
 def _show(outcome: _RunEnd, console: Console, again: str) -> None:
     """Print the table of a run, where its report is, and what to do about cells, rows and figures that are missing."""
     from harness.report import print_report
+    from harness.results.folder import RunFolder
+    from harness.run.again import describe_run
 
     print_report(outcome.report, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
@@ -239,11 +249,17 @@ def _show(outcome: _RunEnd, console: Console, again: str) -> None:
     lines = [f"{figure.text}; draw it again with: {redraw}" for figure in outcome.rendered.broken]
     if outcome.failed:
         lines.append(f"{outcome.failed} cells failed; try them again with: {again}")
-    if outcome.invalid:
-        rows = f"{outcome.invalid} of {len(outcome.report.results.rows)} rows"
-        lines.append(f"{rows} are invalid; measure them again with: {again} resume_invalid=true")
     for line in lines:
         console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    if outcome.invalid:
+        groups, rows = outcome.groups, f"{outcome.invalid} of {len(outcome.report.results.rows)} rows"
+        lines = describe_run(RunFolder(outcome.folder), outcome.report.results.experiment.checks)
+        lines += [f"no row is valid of {group}" for group in groups.empty]
+        lines += [f"one row alone is valid of {group}: it has no interval" for group in groups.thin]
+        lines.append(f"{rows} are invalid; measure them again with: {again} resume_invalid=true")
+        style = "red" if groups.empty else "yellow"
+        for line in lines:
+            console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _enter_user_namespace() -> None:

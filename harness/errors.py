@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 INVALID_ROWS = 6
-"""Exit status where every cell is done, and a validity rule refuses some of their rows."""
+"""Exit status where every cell is done, and no row of some loader and regime is valid."""
 BROKEN_FIGURE = 7
 """Exit status where a figure cannot be drawn; the rest of the report is."""
 

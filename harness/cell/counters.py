@@ -10,9 +10,11 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
+from harness.system.control_groups import pressure_s, throttling
 from harness.system.procfs import (
     HostCpu,
     KernelThreads,
+    Strangers,
     cache_drops,
     cpu_s,
     cpu_split,
@@ -21,6 +23,7 @@ from harness.system.procfs import (
     nic_bytes,
     own_cpu,
     read_bytes,
+    swapped_in_bytes,
     wait_s,
 )
 
@@ -58,6 +61,19 @@ class Counters:
     """What this process and its workers had read from disks."""
     cache_drops: int | None
     """How often anybody dropped this machine's page cache."""
+    throttled: int | None
+    """How often CPU quotas stopped a control group of the run; None where no group counts it."""
+    throttled_s: float | None
+    """For how long, of all processors together."""
+    memory_wait_s: float | None
+    """For how long some task waited for memory, as is the time for disks; None where the kernel does not count it."""
+    disk_wait_s: float | None
+    swapped_in_bytes: int | None
+    """What this machine read from swap."""
+    run_disk_bytes: int | None
+    """What the processes of the run on this host, and those that serve it, had read from disks and written."""
+    strangers: Sequence[tuple[str, int, float]]
+    """The busiest processes that are not of the run: name, process id, and CPU seconds since they were last read."""
     parts: Mapping[str, tuple[float | None, int | None]]
     """CPU seconds, and bytes read from disks, of the processes that serve the cell, by what they do; of CPU seconds
     None once one of them is gone. An event has them as NAME_cpu_s and NAME_read_bytes."""
@@ -89,6 +105,7 @@ class CellCounters:
         self._interface, self._link_pid, self._pids = interface, link_pid, pids
         self._run_pid = os.getpid() if run_pid is None else run_pid
         self._kernel = KernelThreads()
+        self._strangers = Strangers()
 
     def read(self) -> dict[str, Any]:
         """Return the values of a Counters, for an event."""
@@ -96,6 +113,8 @@ class CellCounters:
         read, written = disk_bytes() or (None, None)
         at_s, host, run = time.monotonic(), own_cpu(), family(self._run_pid)
         user_s, system_s = cpu_split(family(os.getpid()))
+        serving = [*run, *chain(*self._pids.values())]
+        throttled, throttled_s = throttling(serving) or (None, None)
         return Counters(
             rx_bytes=rx,
             tx_bytes=tx,
@@ -112,6 +131,13 @@ class CellCounters:
             run_wait_s=wait_s(run),
             cell_read_bytes=read_bytes(family(os.getpid())),
             cache_drops=cache_drops(),
+            throttled=throttled,
+            throttled_s=throttled_s,
+            memory_wait_s=pressure_s("memory"),
+            disk_wait_s=pressure_s("io"),
+            swapped_in_bytes=swapped_in_bytes(),
+            run_disk_bytes=read_bytes(set(serving), also_written=True),
+            strangers=self._strangers.look(set(serving)),
             parts={
                 name: (self._cpu_s(pids), read_bytes(chain(*map(family, pids)))) for name, pids in self._pids.items()
             },

@@ -225,6 +225,12 @@ class Tolerances(Section):
     early_cpu_pct: Number = 10.0
     early_cpu_s: Number = 0.5
     step_pct: Number = 2.0
+    link_epoch_ms: Number = 0.3
+    link_epoch_pct: Number = 3.0
+    throttled_pct: Number = 0.0
+    pressure_pct: Number = 10.0
+    swapped_mb: Number = 1.0
+    frequency_pct: Number = 3.0
 
 
 class Experiment(Section):
@@ -257,6 +263,8 @@ class Experiment(Section):
     checks: Tolerances = Tolerances()
     repeats: _Count = 1
     epochs: _Count = 1
+    retries: _NaturalNumber = 2
+    """How often a cell may be measured again at the end because something beside the run disturbed it."""
     warmup_samples: _NaturalNumber = 0
     seed: _NaturalNumber = 0
     cell_timeout_s: NumberAboveZero = 7200

@@ -9,6 +9,7 @@ from energymon import Baseline, Event
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
+from harness.system.spin import Spin
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.userspace.paths import PathCounters
@@ -150,6 +151,17 @@ class RankRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpinRecord:
+    """What a fixed piece of work took this host around a cell."""
+
+    first: Spin
+    """Before the first cell of the session."""
+    before: Spin
+    """Before the cell, and below after it."""
+    after: Spin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
     """cell.json of a finished cell."""
 
@@ -175,6 +187,8 @@ class CellRecord:
     """None without a limit."""
     daemon_memory: MemoryRecord | None = None
     """Of the daemons alone, where they have a limit of their own."""
+    spin: SpinRecord | None = None
+    """None in a folder of a version that did not measure it."""
     ranks: Sequence[RankRecord] = ()
     """Empty for a cell of one process."""
     other_runs: Sequence[str] = ()

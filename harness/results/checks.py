@@ -20,10 +20,10 @@ from harness.config.specs import Tolerances
 from harness.results.attributed import compute_cpu_excess, count_cpu_s
 from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
-from harness.results.edges import find_epoch_edges, measure_early, measure_others
+from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.make_rows import make_rank_rows, to_readings_ns
-from harness.results.metrics import summarize_pings
+from harness.results.metrics import find_fastest_second, summarize_pings
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
 
@@ -42,6 +42,7 @@ RULES = frozenset(
         *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
         "step_time",
         *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
+        *("link_in_epoch", "throttled", "pressure_memory", "pressure_io", "frequency"),
     }
 )
 """Names of the rules; HOST stands for the name of another host."""
@@ -51,6 +52,15 @@ EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
 MOST_EXCESS = 0.03
 """Share of a host's CPU seconds by which the CPU seconds of the run's processes there may exceed them."""
+NOT_MEASURED = "not measured: by a version without this rule"
+NO_PRESSURE = "this kernel does not count it"
+FEW_DISK_BYTES = 16e6
+"""What others may move on disks in an epoch, however little the run moves: logs, and pages that are written late."""
+NAMED = 3
+"""Processes of others that a check names."""
+SCATTERS = 3
+"""Scatters of a fixed piece of work within 40 ms by which its time may change: on a host that is shared the speed
+follows the other guests."""
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
@@ -107,6 +117,11 @@ class _JudgedEpoch:
         """The sample ids that came, in their order."""
         return self.data.batches[self.row.epoch].ids
 
+    @property
+    def span_s(self) -> float:
+        """The epoch's length, s, as its counters saw it."""
+        return float(self.end.get("cpu_at_s", 0.0) - self.start.get("cpu_at_s", 0.0)) or self.row.duration_s
+
     def check(self, rule: str, expected: str, actual: str, verdict: str | bool, host: str | None = None) -> Check:
         """Return a rule's result; a verdict of True is `pass`, and False is `fail`."""
         return _make_check(self.row, rule, expected, actual, verdict, host)
@@ -154,6 +169,10 @@ def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield _check_cpu_parts(epoch)
     yield from _check_others(epoch)
     yield from _check_pings(epoch)
+    yield from _check_link_in_epoch(epoch)
+    yield _check_throttled(epoch)
+    yield from _check_pressure(epoch)
+    yield _check_frequency(epoch)
 
 
 def _check_samples(epoch: _JudgedEpoch) -> Iterable[Check]:
@@ -424,6 +443,7 @@ def _check_others(epoch: _JudgedEpoch) -> Iterable[Check]:
     actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
     actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
     actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
+    actual += "".join(f"; {name} (process {pid}) used {used_s:.2f} s" for name, pid, used_s in taken.busiest[:NAMED])
     yield epoch.check("others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
     steal_s = capacity_s * limits.steal_pct / 100 + ROUNDING_S
     yield epoch.check("steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
@@ -457,6 +477,98 @@ def _check_pings(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield epoch.check("link_held", held, f"{slow} of {seen.sent}", fine)
     most = math.floor(seen.predict_lost(regime, CHANCE)) + 1
     yield epoch.check("pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
+
+
+def _check_link_in_epoch(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge whether the link was as far as its regime while the epoch used it, and no faster."""
+    limits, regime = epoch.limits, epoch.data.cell.regime
+    if regime.is_local:
+        return
+    seen = summarize_pings(epoch.data, epoch.start, epoch.end)
+    allowed_ms = max(limits.link_epoch_ms, regime.rtt_ms * limits.link_epoch_pct / 100)
+    # What the delay line itself was late by, which is the host's doing, is in no bound but that of `link_pause`.
+    late_ms = allowed_ms + 2 * (seen.pause_ms or 0.0 if seen else 0.0)
+    expected = (
+        f"half of the pings within {allowed_ms:.2g} ms of the round trip, and 95 % at most {late_ms:.2g} ms later"
+    )
+    if seen is None or not seen.held_ms:
+        yield epoch.check("link_in_epoch", expected, "no ping in the epoch", NOT_APPLICABLE if seen else UNKNOWN)
+        return
+    median_ms, p95_ms = (float(value) for value in np.percentile(seen.held_ms, (50, 95)))
+    slow = sum(one > late_ms for one in seen.held_ms)
+    actual = f"median {median_ms:.2g} ms and 95 % {p95_ms:.2g} ms later, at most {seen.nearer_ms:.2g} ms nearer"
+    fine = median_ms <= allowed_ms and seen.nearer_ms <= allowed_ms and (slow <= 1 or p95_ms <= late_ms)
+    fastest = find_fastest_second(epoch.data, epoch.start, epoch.end)
+    if fastest is not None and regime.rate_gbit is not None:
+        most = regime.rate_gbit * (1 + limits.rate_pct / 100)
+        expected += f", ≤ {most:.3g} Gbit/s in a second"
+        actual += f", up to {fastest:.2g} Gbit/s"
+        fine = fine and fastest <= most
+    yield epoch.check("link_in_epoch", expected, actual, fine)
+
+
+def _check_throttled(epoch: _JudgedEpoch) -> Check:
+    """Judge for how long a CPU quota stopped the run: it is idle meanwhile, and no rule on others sees it."""
+    limit = epoch.limits.throttled_pct
+    expected = f"CPU quotas of control groups stop the run for ≤ {limit:g} % of the epoch"
+    if "throttled" not in epoch.end:
+        return epoch.check("throttled", expected, NOT_MEASURED, WARN)
+    if epoch.start["throttled"] is None and epoch.end["throttled"] is None:
+        return epoch.check("throttled", expected, "no control group of the run can have a quota", NOT_APPLICABLE)
+    times, stopped_s = (measure_growth(epoch.start, epoch.end, key) for key in ("throttled", "throttled_s"))
+    if times is None or stopped_s is None:
+        return epoch.check("throttled", expected, "the control groups changed", UNKNOWN)
+    actual = f"{stopped_s:.2f} s in {epoch.span_s:.2f} s, {times} times"
+    return epoch.check("throttled", expected, actual, 100 * stopped_s <= limit * epoch.span_s)
+
+
+def _check_pressure(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge for how long tasks waited for memory, and warn where they waited for disks that others used."""
+    limits, cell = epoch.limits, epoch.data.cell
+    most_s = epoch.span_s * limits.pressure_pct / 100
+    for_memory = f"tasks wait for memory for ≤ {limits.pressure_pct:g} %, ≤ {limits.swapped_mb:g} MB read from swap"
+    for_disks = f"tasks wait for disks for ≤ {limits.pressure_pct:g} %, or the run itself moves most of the bytes"
+    if "memory_wait_s" not in epoch.end:
+        for rule, expected in (("pressure_memory", for_memory), ("pressure_io", for_disks)):
+            yield epoch.check(rule, expected, NOT_MEASURED, WARN)
+        return
+    waited_s, swapped = (measure_growth(epoch.start, epoch.end, key) for key in ("memory_wait_s", "swapped_in_bytes"))
+    if waited_s is None:
+        yield epoch.check("pressure_memory", for_memory, NO_PRESSURE, NOT_APPLICABLE)
+    else:
+        actual = f"{100 * waited_s / epoch.span_s:.1f} %, {(swapped or 0) / 1e6:.1f} MB"
+        fine = waited_s <= most_s and (swapped or 0) <= limits.swapped_mb * 1e6
+        # A cell that has a limit on its memory waits by design.
+        is_limited = cell.memory is not None or cell.daemon_memory is not None
+        yield epoch.check("pressure_memory", for_memory, actual, WARN if is_limited and not fine else fine)
+    waited_s = measure_growth(epoch.start, epoch.end, "disk_wait_s")
+    if waited_s is None:
+        yield epoch.check("pressure_io", for_disks, NO_PRESSURE, NOT_APPLICABLE)
+        return
+    own, *whole = (
+        measure_growth(epoch.start, epoch.end, key)
+        for key in ("run_disk_bytes", "disk_read_bytes", "disk_written_bytes")
+    )
+    total = sum(one or 0 for one in whole)
+    others = max(0, total - (own or 0))
+    actual = f"{100 * waited_s / epoch.span_s:.1f} %, {others / 1e6:.1f} of {total / 1e6:.1f} MB by others"
+    is_disturbed = waited_s > most_s and others > max(FEW_DISK_BYTES, total / 2)
+    yield epoch.check("pressure_io", for_disks, actual, WARN if is_disturbed else PASS)
+
+
+def _check_frequency(epoch: _JudgedEpoch) -> Check:
+    """Warn where the host computes at another speed after the cell than before it, or than at the run's start."""
+    limit, spin = epoch.limits.frequency_pct / 100, epoch.data.cell.spin
+    expected = f"a fixed piece of work takes the same CPU time to {100 * limit:g} %"
+    if spin is None:
+        return epoch.check("frequency", expected, NOT_MEASURED, WARN)
+    scatter = max(one.scatter for one in (spin.first, spin.before, spin.after))
+    first_ms, before_ms, after_ms = times = [1e3 * one.best_s for one in (spin.first, spin.before, spin.after)]
+    changed, allowed = max(times) / min(times) - 1, max(limit, SCATTERS * scatter)
+    actual = f"{first_ms:.3f} ms before the first cell, {before_ms:.3f} before this one and {after_ms:.3f} after it"
+    actual += f": {100 * changed:.1f} %"
+    actual += f", where the host's speed scatters by {100 * scatter:.1f} % at any moment" if allowed > limit else ""
+    return epoch.check("frequency", expected, actual, PASS if changed <= allowed else WARN)
 
 
 def _check_spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:

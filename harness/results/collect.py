@@ -9,6 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def collect(run: RunFolder) -> Collected:
     """
     cells, damaged = read_cells(run, [cell.cell_id for cell in run.read_plan().cells])
     tolerances = run.read_tolerances()
-    rows, checks = judge(cells, _rows(cells, tolerances), tolerances)
+    rows, checks = judge_cells(cells, tolerances)
     checks += _same_place(run, cells)
     expected = "every file of the cell is as it was when the cell ended"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
@@ -58,12 +59,29 @@ def collect(run: RunFolder) -> Collected:
     if ranks := [one for cell in cells for one in make_rank_rows(cell)]:
         write_rows(ranks, RankRow, run.folder / "ranks.parquet", run.folder / "ranks.csv")
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
+    if refused := _read_refused(run, tolerances):
+        write_rows(refused, EpochRow, run.folder / "refused.parquet", run.folder / "refused.csv")
     write_json(run.checks, [asdict(check) for check in checks])
     return Collected(rows, checks, damaged)
 
 
+def judge_cells(cells: Sequence[CellData], tolerances: Tolerances) -> tuple[list[EpochRow], list[Check]]:
+    """Measure and judge cells; returns their rows and checks."""
+    return judge(cells, _rows(cells, tolerances), tolerances)
+
+
 def _rows(cells: Iterable[CellData], tolerances: Tolerances) -> list[EpochRow]:
     return [row for cell in cells for row in make_epoch_rows(cell, tolerances.idle_cpu_pct / 100)]
+
+
+def _read_refused(run: RunFolder, tolerances: Tolerances) -> list[EpochRow]:
+    """Return the rows of the tries that were measured again: what they measured, and why a rule refused them."""
+    rows: list[EpochRow] = []
+    for folder in sorted(run.cells.glob("*.invalid-*")):
+        # A cell's tries have the same id, so each is judged by itself.
+        with suppress(DamagedCell):
+            rows += judge_cells([load_cell(folder)], tolerances)[0]
+    return rows
 
 
 def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
@@ -98,7 +116,7 @@ def read_cells(run: RunFolder, cell_ids: Iterable[str]) -> tuple[list[CellData],
 
 def find_invalid_cells(cells: Sequence[CellData], tolerances: Tolerances) -> set[str]:
     """Return the ids of the cells with a row that a validity rule refuses."""
-    rows, _ = judge(cells, _rows(cells, tolerances), tolerances)
+    rows, _ = judge_cells(cells, tolerances)
     return {row.cell_id for row in rows if not row.is_valid}
 
 

@@ -5,7 +5,7 @@ The cell's own events are from rank 0. The kinds of events from other ranks begi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,6 +87,8 @@ class Others:
     """Time that the host of this virtual machine gave to its other guests."""
     wait_s: float | None
     """For how long threads of the run waited for a CPU, for each other or for others; None where it is not counted."""
+    busiest: Sequence[tuple[str, int, float]] = ()
+    """Processes that are not of the run and have not ended: name, process id, CPU seconds."""
 
 
 def measure_others(start: CellEvent, end: CellEvent) -> Others | None:
@@ -104,6 +106,7 @@ def measure_others(start: CellEvent, end: CellEvent) -> Others | None:
         steal_s=steal_s,
         # A thread that ends within the epoch takes its share along.
         wait_s=None if None in waits else max(0.0, waits[1] - waits[0]),
+        busiest=[(str(name), int(pid), float(used_s)) for name, pid, used_s in end.get("strangers", ())],
     )
 
 

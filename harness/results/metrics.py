@@ -22,6 +22,11 @@ from harness.testbed.link.measure.watch import INTERVAL_S, Ping
 JITTERS = 4
 """Standard deviations of the delay by which packets that keep their order come late, each way."""
 
+SECOND_S = 1.0
+"""Shortest time over which the rate of a link is looked at: shorter ones are of its bursts."""
+LOOK_S = 0.05
+"""How far the time of a row of resources.parquet may lie from that of its bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:
@@ -113,6 +118,8 @@ class LinkPings:
     before it explain."""
     pause_ms: float | None
     """The delay line's own longest pause; None for a link that the kernel makes."""
+    nearer_ms: float = 0.0
+    """By how much half of the answers came earlier than the round trip, jitter allowed for; 0 where they did not."""
 
     @property
     def longest_ms(self) -> float:
@@ -131,7 +138,9 @@ def summarize_pings(data: CellData, start: CellEvent, end: CellEvent) -> LinkPin
         return None
     regime = data.cell.regime
     pings = [ping for ping in data.pings if start["utc_ns"] <= ping.utc_ns <= end["utc_ns"]]
+    trips_ms = [ping.rtt_ms for ping in pings if ping.rtt_ms is not None]
     held = tuple(_compute_held_ms(ping, ping.rtt_ms, regime) for ping in pings if ping.rtt_ms is not None)
+    least_ms = regime.rtt_ms - 2 * JITTERS * regime.jitter_ms
     pause_s = data.link.get_epoch(start["epoch"]).pause_s
     return LinkPings(
         due=int((end["utc_ns"] - start["utc_ns"]) / 1e9 / INTERVAL_S),
@@ -139,7 +148,26 @@ def summarize_pings(data: CellData, start: CellEvent, end: CellEvent) -> LinkPin
         lost=len(pings) - len(held),
         held_ms=held,
         pause_ms=None if pause_s is None else pause_s * 1e3,
+        nearer_ms=max(0.0, least_ms - float(np.median(trips_ms))) if trips_ms else 0.0,
     )
+
+
+def find_fastest_second(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
+    """Return the highest mean rate, Gbit/s, of what the data interface received in `SECOND_S` or more of an epoch.
+
+    None for a shorter epoch, and where the interface was not looked at.
+    """
+    seen = [row for row in select_resources(data.resources, start, end) if row.rx_bytes is not None]
+    times_s = np.array([row.utc_ns / 1e9 for row in seen])
+    received = np.array([row.rx_bytes for row in seen], dtype=np.float64)
+    rates, last = [], 0
+    for first in range(len(seen)):
+        while last < len(seen) and times_s[last] - times_s[first] < SECOND_S:
+            last += 1
+        if last < len(seen):
+            # A row's time and its bytes are not of one instant where the machine is busy.
+            rates.append((received[last] - received[first]) / (times_s[last] - times_s[first] + LOOK_S))
+    return max(rates) * 8 / 1e9 if rates else None
 
 
 def _compute_held_ms(ping: Ping, rtt_ms: float, regime: Regime) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.specs import Experiment
 from harness.errors import ConfigError, DatasetError, HarnessError, TestbedError
+from harness.results.cells import Cell
 from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import Ledger, RunFolder
 from harness.results.provenance import Provenance, collect_provenance, describe_machine
+from harness.run.again import measure_again
 from harness.run.cells.context import CellContext
 from harness.run.cells.loop import run_cells
 from harness.run.check import check_components, try_loaders
@@ -106,7 +109,7 @@ def measure(
                 keys.update(_make_keys(experiment, testbed))
                 context = CellContext(experiment, folder, testbed, agent, hosts, stored, session.name)
                 _point_latest(folder, progress)
-                failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
+                failures = _run(context, cells, todo, ledger, progress)
             else:
                 _point_latest(folder, progress)
         except BaseException:
@@ -122,6 +125,16 @@ def measure(
             stack.close()
             collected = collect(folder)
     return folder.folder, len(failures.keys() | collected.damaged.keys())
+
+
+def _run(
+    context: CellContext, cells: Sequence[Cell], todo: Sequence[Cell], ledger: Ledger, progress: RunProgress
+) -> dict[str, str]:
+    """Run the cells that are to do, and again those that were disturbed; returns why some failed, by id."""
+    began = time.monotonic()
+    failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
+    measure_again(context, cells, time.monotonic() - began, ledger, progress)
+    return failures
 
 
 def check(experiment: Experiment, cfg: DictConfig) -> None:

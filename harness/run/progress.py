@@ -58,11 +58,14 @@ class RunProgress:
         self._took: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._pending: list[tuple[str, str]] = []
         self._total = self._done = 0
+        self._done_before = False
         self._started = 0.0
         self._said: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._bars.start()
+        for shown in self._tasks.values():
+            self._bars.update(shown, visible=False)
         if self._has_thread:
             self._beat.start()
         return self
@@ -112,13 +115,15 @@ class RunProgress:
             self._drawn = time.monotonic()
 
     def start(self, cells: Sequence[Cell], already: int) -> None:
-        """Begin the bar over cells; `already` of them are done by an earlier run."""
+        """Begin the bar over cells; `already` of them have a result."""
+        self._bars.start()
         self._total, self._done = len(cells) + already, already
         self._pending = [(cell.loader, cell.regime) for cell in cells]
         self._tasks["cells"] = self._bars.add_task("cells", total=self._total, completed=already)
         self._tasks["samples"] = self._bars.add_task("", total=None)
-        if already:
+        if already and not self._done_before:
             self.note(f"{already} of {self._total} cells are done already")
+        self._done_before = True
 
     def cell_started(self, cell: Cell, samples: int) -> None:
         """Show that a cell begins, of so many samples an epoch."""

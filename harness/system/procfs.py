@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,9 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 """A second in /proc/stat."""
 _KTHREADD: Final = 2
 """Parent of all threads of the kernel."""
+_SHOWN: Final = 5
+_LEAST_S: Final = 0.05
+_INTERPRETERS: Final = ("python", "node", "perl", "ruby", "sh", "bash", "dash", "zsh")
 _NOT_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 """Devices that are memory, or lie on others and would be counted twice."""
 
@@ -153,26 +156,83 @@ def cpu_s(pids: Iterable[int]) -> float:
     return sum(cpu_split(pids))
 
 
-def read_bytes(pids: Iterable[int]) -> int | None:
+def read_bytes(pids: Iterable[int], *, also_written: bool = False) -> int | None:
     """Return bytes that some processes had read from disks, pages that they mapped included; None where unknown.
 
-    Those of their children that were waited for are included.
+    Those of their children that were waited for are included. `also_written` adds the bytes that they wrote.
     """
     total, is_counted = 0, False
     for pid in pids:
-        with suppress(OSError, IndexError, ValueError):
-            text = Path(f"/proc/{pid}/io").read_text().partition("\nread_bytes:")[2]
-            total, is_counted = total + int(text.split()[0]), True
+        with suppress(OSError, KeyError, ValueError):
+            found = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+            total += int(found["read_bytes"]) + (int(found["write_bytes"]) if also_written else 0)
+            is_counted = True
     return total if is_counted else None
 
 
 def cache_drops() -> int | None:
     """Return how often this machine's page cache was dropped since it started; None where the kernel does not say."""
+    return _vmstat("drop_pagecache")
+
+
+def swapped_in_bytes() -> int | None:
+    """Return the bytes of memory that this machine read from swap since it started; None where it does not say."""
+    pages = _vmstat("pswpin")
+    return None if pages is None else pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _vmstat(name: str) -> int | None:
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("drop_pagecache "):
+            if line.startswith(f"{name} "):
                 return int(line.split()[1])
     return None
+
+
+class Strangers:
+    """The processes that are not of a run, and what each used of the processors since it was last looked at."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], float] | None = None
+
+    def look(self, ours: Collection[int]) -> list[tuple[str, int, float]]:
+        """Return the busiest since the last look, at most `_SHOWN`: name, process id and CPU seconds; none at first.
+
+        `ours` are the processes of the run. The kernel's threads are left out, and so is what has ended since: its time
+        is in no process any more.
+        """
+        found = {(pid, start): (name, used_s) for pid, start, name, used_s in _list_processes() if pid not in ours}
+        before = {key: used_s for key, (_, used_s) in found.items()} if self._seen is None else self._seen
+        grown = [(name, pid, used_s - before.get((pid, at), 0.0)) for (pid, at), (name, used_s) in found.items()]
+        self._seen = {key: used_s for key, (_, used_s) in found.items()}
+        busiest = sorted(grown, key=lambda one: -one[2])[:_SHOWN]
+        return [(_program(pid, name), pid, round(used_s, 2)) for name, pid, used_s in busiest if used_s >= _LEAST_S]
+
+
+def _list_processes() -> Iterator[tuple[int, int, str, float]]:
+    """Yield id, start time, name and CPU seconds of each process that is no thread of the kernel."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                # The name is in brackets and may have some itself (proc(5)).
+                head, _, rest = Path(f"/proc/{entry.name}/stat").read_text(errors="replace").rpartition(")")
+                fields = rest.split()
+                if _KTHREADD not in (int(entry.name), int(fields[1])):
+                    used_s = (int(fields[11]) + int(fields[12])) / _TICKS
+                    yield int(entry.name), int(fields[19]), head.partition("(")[2], used_s
+
+
+def _program(pid: int, name: str) -> str:
+    """Return a process's name, of an interpreter with its script or module. Other arguments may be secrets."""
+    if not name.startswith(_INTERPRETERS):
+        return name
+    with suppress(OSError):
+        given = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[1:3]
+        if len(given) == 2 and given[0] == "-m":
+            return f"{name} -m {given[1]}"
+        if given and given[0] and not given[0].startswith("-"):
+            return f"{name} {Path(given[0]).name}"
+    return name
 
 
 class KernelThreads:

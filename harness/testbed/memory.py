@@ -17,6 +17,7 @@ from typing import Final, Literal
 from uuid import uuid4
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
+from harness.system.control_groups import PROC, UNIFIED, below, find_mount, own_groups
 from harness.system.process import KILL_TIMEOUT_S, kill_process
 from harness.testbed.base import Node
 from harness.testbed.state import RunNames
@@ -24,9 +25,6 @@ from harness.testbed.state import RunNames
 _RECORDS: Final = ("memory-group", "daemon-memory-group")
 """Files in a run's folder that name its groups, for the process that cleans up after it."""
 _LOOK_AGAIN_S: Final = 0.02
-
-
-_PROC: Final = Path("/proc/self")
 _REMEDY: Final = {
     1: "run as root, with the memory controller mounted for writing (in a container: --privileged)",
     2: "run in a scope of your own, `systemd-run --user --scope -p Delegate=yes python -m harness ...`, or as root "
@@ -132,21 +130,20 @@ def memory_obstacles() -> list[str]:
     return []
 
 
-def memory_parent(proc: Path = _PROC) -> MemoryGroup:
+def memory_parent(proc: Path = PROC) -> MemoryGroup:
     """Return the group below which a group with a memory limit can be made; `proc` is this process's folder there.
 
     Raises TestbedError when there is none, or none that this process may write; the message names it and the remedy.
     """
-    groups = dict(_own_groups(proc))
+    groups = own_groups(proc)
     if "memory" in groups:
-        mount, root = _mount(proc, 1)
-        parent = MemoryGroup(_below(mount, root, groups["memory"]), 1)
+        parent = MemoryGroup(below(*_mount(proc, "memory"), groups["memory"]), 1)
         _check_writable(parent, parent.path)
         return parent
-    if "" not in groups:
+    if UNIFIED not in groups:
         raise _impossible("this kernel has no control groups", 2)
-    mount, root = _mount(proc, 2)
-    return _handing_on(_below(mount, root, groups[""]), mount)
+    mount, root = _mount(proc, UNIFIED)
+    return _handing_on(below(mount, root, groups[UNIFIED]), mount)
 
 
 def _handing_on(own: Path, mount: Path) -> MemoryGroup:
@@ -168,31 +165,12 @@ def _handing_on(own: Path, mount: Path) -> MemoryGroup:
         group = group.parent
 
 
-def _own_groups(proc: Path) -> list[tuple[str, str]]:
-    """Return the path of this process's group by controller; "" is version 2's."""
-    found = []
-    for line in (proc / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        found += [(controller, path) for controller in controllers.split(",")]
-    return found
-
-
-def _mount(proc: Path, version: Literal[1, 2]) -> tuple[Path, str]:
+def _mount(proc: Path, controller: str) -> tuple[Path, str]:
     """Return where the hierarchy that has the memory is mounted, and which of its groups is there as the root."""
-    for line in (proc / "mountinfo").read_text().splitlines():
-        # ID parent device root point options [tags] - type source super-options (proc(5)).
-        before, _, after = line.partition(" - ")
-        _, _, _, root, point, *_ = before.split()
-        kind, _, options = after.split(" ", 2)
-        if kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or "memory" in options.split(",")):
-            return Path(point), root
-    raise _impossible(f"the hierarchy of version {version} is not mounted", version)
-
-
-def _below(mount: Path, root: str, group: str) -> Path:
-    """Return the folder of a group; in a container the mount may begin at the group itself."""
-    relative = os.path.relpath(group, root)
-    return mount if relative == "." or relative.startswith("..") else mount / relative
+    if (mounted := find_mount(proc, controller)) is None:
+        version: Literal[1, 2] = 2 if controller == UNIFIED else 1
+        raise _impossible(f"the hierarchy of version {version} is not mounted", version)
+    return mounted
 
 
 def _check_writable(parent: MemoryGroup, path: Path) -> None:

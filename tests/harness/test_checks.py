@@ -1,10 +1,11 @@
 """Each rule passes on a good row and fails on the fault it is for."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
+from harness.cell.resources import Resources
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.checks import judge
@@ -476,3 +477,136 @@ def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_
     (found,) = [check for check in checks if check.rule == "paths"]
     assert found.verdict == verdict
     assert told in found.actual
+
+
+@pytest.mark.parametrize(
+    ("asked_ms", "later_ms", "of", "verdict"),
+    [
+        (0.1, 9.0, 40, "fail"),
+        (0.1, 0.25, 40, "pass"),
+        (0.1, 0.35, 21, "fail"),
+        (30.0, 0.8, 40, "pass"),
+        (30.0, 1.0, 40, "fail"),
+        (30.0, -0.8, 40, "pass"),
+        (30.0, -1.0, 40, "fail"),
+        # Half of the pings are right. A single one that is late shows nothing, and more than 5 % of them do.
+        (30.0, 9.0, 1, "pass"),
+        (30.0, 9.0, 3, "fail"),
+    ],
+)
+def test_a_link_is_as_far_in_the_epoch_as_its_regime_says(asked_ms, later_ms, of, verdict, remote):
+    seen = [
+        replace(ping, rtt_ms=asked_ms + (later_ms if n < of else 0.0), carried_bytes=0)
+        for n, ping in enumerate(pings())
+    ]
+    quick = {"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 1e-5}]}
+    data = change(remote(**quick), cell={"regime": {**REGIME, "rtt_ms": asked_ms}})
+    assert judged(replace(data, pings=seen))[1]["link_in_epoch"] == verdict
+
+
+def test_a_few_pings_that_the_delay_line_was_late_for_are_the_host_s_and_not_the_link_s(remote):
+    seen = [replace(ping, rtt_ms=30.0 + (5.0 if n < 4 else 0.0)) for n, ping in enumerate(pings())]
+    assert judged(replace(remote(), pings=seen))[1]["link_in_epoch"] == "pass"  # its longest pause is 4 ms
+    quick = remote(epochs=[{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 1e-4}])
+    assert judged(replace(quick, pings=seen))[1]["link_in_epoch"] == "fail"
+
+
+def seen_resources(rates_gbit):
+    """Return rows of resources.parquet once in 250 ms, between which the data interface received at these rates."""
+    unknown = dict.fromkeys(field.name for field in fields(Resources))
+    received = np.cumsum([0, *(rate * 1e9 / 8 / 4 for rate in rates_gbit)])
+    return [
+        Resources(**(unknown | {"utc_ns": START + n * S // 4, "cell_cpu_s": 0.0, "rss_bytes": 0, "rx_bytes": int(one)}))
+        for n, one in enumerate(received)
+    ]
+
+
+def test_a_link_that_brings_more_in_a_second_than_its_rate_has_no_cap(remote):
+    fast = replace(remote(), resources=seen_resources([0.2] * 6 + [1.4] * 4 + [0.2] * 4))
+    valid, rules = judged(fast)
+    assert rules["link_in_epoch"] == "fail" and "up to 1.3 Gbit/s, expected" in valid
+    full = replace(remote(), resources=seen_resources([1.0] * 15))
+    assert judged(full)[1]["link_in_epoch"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "limits", "verdict"),
+    [
+        ({}, {"throttled": 3, "throttled_s": 0.02}, {}, "fail"),
+        ({}, {"throttled": 3, "throttled_s": 0.02}, {"throttled_pct": 1.0}, "pass"),
+        ({"throttled": 9, "throttled_s": 1.5}, {"throttled": 9, "throttled_s": 1.5}, {}, "pass"),
+        ({"throttled": 9, "throttled_s": 1.5}, {"throttled": 0, "throttled_s": 0.0}, {}, "unknown"),
+        ({"throttled": None, "throttled_s": None}, {"throttled": None, "throttled_s": None}, {}, "not applicable"),
+    ],
+)
+def test_an_epoch_in_which_a_cpu_quota_stopped_the_run_is_invalid(start, end, limits, verdict, stored, quiet):
+    valid, rules = judged(with_events(stored(), start=start, end=quiet(**end)), **limits)
+    assert rules["throttled"] == verdict
+    assert (valid == "valid") == (verdict in ("pass", "not applicable"))
+
+
+@pytest.mark.parametrize(
+    ("end", "cell", "rule", "verdict"),
+    [
+        ({"memory_wait_s": 0.5}, {}, "pressure_memory", "fail"),
+        ({"memory_wait_s": 0.3}, {}, "pressure_memory", "pass"),
+        ({"memory_wait_s": 0.5}, {"memory": {"limit_bytes": 1e9}}, "pressure_memory", "warn"),
+        ({"swapped_in_bytes": 2_000_000}, {}, "pressure_memory", "fail"),
+        ({"memory_wait_s": None}, {}, "pressure_memory", "not applicable"),
+        ({"disk_wait_s": 0.5, "disk_written_bytes": 200_000_000}, {}, "pressure_io", "warn"),
+        # A loader that reads from a disk waits for it.
+        (
+            {"disk_wait_s": 3.5, "disk_read_bytes": 200_000_000, "run_disk_bytes": 190_000_000},
+            {},
+            "pressure_io",
+            "pass",
+        ),
+        ({"disk_wait_s": 0.3, "disk_written_bytes": 200_000_000}, {}, "pressure_io", "pass"),
+        ({"disk_wait_s": None}, {}, "pressure_io", "not applicable"),
+    ],
+)
+def test_waiting_for_memory_refuses_a_row_and_waiting_for_the_disks_of_others_warns(
+    end, cell, rule, verdict, stored, quiet
+):
+    valid, rules = judged(with_events(change(stored(), cell=cell), end=quiet(**end)))
+    assert rules[rule] == verdict
+    assert (valid == "valid") == (verdict != "fail")
+
+
+def spun(first, before, after, scatter=0.003):
+    each = {"first": first, "before": before, "after": after}
+    return {"spin": {name: {"best_s": ms / 1e3, "median_s": ms / 1e3 * (1 + scatter)} for name, ms in each.items()}}
+
+
+@pytest.mark.parametrize(
+    ("spin", "verdict"),
+    [
+        (spun(0.6, 0.61, 0.605), "pass"),
+        (spun(0.6, 0.6, 0.62), "warn"),
+        (spun(0.6, 0.625, 0.625), "warn"),
+        # On a host that is shared the speed changes at any moment: only a greater change is one.
+        (spun(0.6, 0.6, 0.66, scatter=0.05), "pass"),
+        (spun(0.6, 0.6, 0.9, scatter=0.05), "warn"),
+    ],
+)
+def test_a_host_that_computes_at_another_speed_after_the_cell_warns(spin, verdict, stored):
+    valid, rules = judged(change(stored(), cell=spin))
+    assert (valid, rules["frequency"]) == ("valid", verdict)
+
+
+def test_a_folder_from_before_these_rules_keeps_its_verdict(stored, quiet):
+    old = stored()
+    known = {"throttled", "throttled_s", "memory_wait_s", "disk_wait_s"}
+    old = replace(old, events=[{k: v for k, v in event.items() if k not in known} for event in old.events])
+    valid, rules = judged(change(old, cell={"spin": None}))
+    assert valid == "valid"
+    assert {rules[rule] for rule in ("throttled", "pressure_memory", "pressure_io", "frequency")} == {"warn"}
+
+
+def test_the_processes_that_took_the_cpu_are_named(stored, quiet):
+    others = [["python train.py", 41, 1.5], ["java", 42, 0.25], ["sh", 43, 0.1], ["cron", 44, 0.05]]
+    valid, _ = judged(with_events(stored(), end=quiet(run_cpu_s=1.6, strangers=others)))
+    assert (
+        "python train.py (process 41) used 1.50 s; java (process 42) used 0.25 s; sh (process 43) used 0.10 s" in valid
+    )
+    assert "cron" not in valid

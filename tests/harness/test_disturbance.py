@@ -11,7 +11,9 @@ import pytest
 from harness.cell.counters import CellCounters
 from harness.results.edges import measure_others
 from harness.system import procfs
-from harness.system.procfs import KernelThreads, cpu_s
+from harness.system.control_groups import read_pressure_s, read_throttling
+from harness.system.procfs import KernelThreads, Strangers, cpu_s
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.serial
 
@@ -56,6 +58,59 @@ def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(ho
     assert foreign.cpu_s <= foreign.cpus * foreign.span_s
     assert own.wait_s is None or own.wait_s >= 0
     assert foreign.steal_s >= 0
+
+
+class AllBut:
+    """The ids of all processes but one."""
+
+    def __init__(self, pid):
+        self._pid = pid
+
+    def __contains__(self, pid):
+        return pid != self._pid
+
+
+@pytest.mark.process
+def test_a_process_that_is_not_of_the_run_is_named_with_what_it_used_since_the_last_look(hog):
+    strangers = Strangers()
+    assert strangers.look(AllBut(hog.pid)) == []
+    before = cpu_s([hog.pid])
+    assert wait_until(lambda: cpu_s([hog.pid]) - before > 0.2, 60)
+    ((name, pid, used_s),) = strangers.look(AllBut(hog.pid))
+    assert (name.startswith("python"), pid) == (True, hog.pid)
+    assert 0.1 < used_s <= cpu_s([hog.pid]) - before + 0.1
+    assert strangers.look(AllBut(-1)) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("given", "name"), [(["train it.py", "secret"], " train it.py"), (["-c", "input()"], "")])
+def test_an_interpreter_is_named_with_its_script_and_no_other_argument(given, name, tmp_path):
+    (tmp_path / "train it.py").write_text("input()")
+    process = subprocess.Popen([sys.executable, *given], stdin=subprocess.PIPE, cwd=tmp_path)
+    try:
+        # It has the command line of this process until it executes its own.
+        assert wait_until(lambda: procfs._program(process.pid, "python3") == f"python3{name}")
+    finally:
+        process.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("nr_periods 9\nnr_throttled 5\nthrottled_time 171015115\n", (5, pytest.approx(0.171015115))),
+        ("usage_usec 7\nnr_periods 9\nnr_throttled 5\nthrottled_usec 171015\n", (5, pytest.approx(0.171015))),
+        ("usage_usec 7\nuser_usec 5\nsystem_usec 2\n", None),
+    ],
+)
+def test_a_quota_s_count_is_read_in_either_version_and_a_group_that_can_have_none_has_no_count(text, found, tmp_path):
+    (tmp_path / "cpu.stat").write_text(text)
+    assert read_throttling(tmp_path) == found
+    assert read_throttling(tmp_path / "absent") is None
+
+
+def test_the_time_in_which_some_task_waited_is_read():
+    text = "some avg10=0.00 avg60=0.39 avg300=0.90 total=300641157\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    assert read_pressure_s(text) == pytest.approx(300.641157)
 
 
 def test_a_machine_that_does_not_tell_what_its_processors_do_is_unknown():

@@ -33,6 +33,7 @@ pytestmark = [
 NAMES = ("storage1", "compute1")
 REBOOT_S = 300.0
 DISTURBED = {"rtt_before", "rtt_after", "rate_before", "rate_after", "link_pause", "link_held", "others_cpu"}
+DISTURBED |= {"link_in_epoch", "pressure_memory"}
 """Rules that refuse a row when other work on this machine holds a host up; every other rule must let it pass."""
 RUN = (
     *("+experiment=smoke", "testbed=ssh", "testbed.keep=true", "~regimes.local", "+regime@regimes.wan_30ms=wan_30ms"),

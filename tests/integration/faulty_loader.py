@@ -6,6 +6,7 @@ import ctypes
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
@@ -25,6 +26,8 @@ SHIFTED_TICKS = 100
 HELD_US = 200_000
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
+WORK_S = 0.1
+"""CPU seconds, of which a quota of a quarter of a processor lets a part pass."""
 
 
 @contextmanager
@@ -45,6 +48,12 @@ def keep_lock(kept: bool) -> Iterator[None]:
         over.set()
         if kept:
             thread.join()
+
+
+def _compute(cpu_s: float) -> None:
+    end_s = time.thread_time() + cpu_s
+    while time.thread_time() < end_s:
+        pass
 
 
 class FaultyLoader(FileLoader):
@@ -90,6 +99,8 @@ class FaultyLoader(FileLoader):
             yield Batch(ids, torch.zeros(len(ids), 1), labels, nbytes)
             if not start:
                 self._ask(fault)
+                if fault == "throttled":
+                    _compute(WORK_S)
         if fault in ("steal", "loses time"):
             self._shift(STEAL if fault == "steal" else IDLE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -15,11 +16,14 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
+from harness.system.control_groups import PROC, UNIFIED, find_mount, own_groups
+
 SAMPLES = 48
 # Few images, one repeat, steps of no length; with caches=all every process would be read from disk again.
 SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-SMALL += ["testbed.caches=tree"]
+SMALL += ["testbed.caches=tree", "retries=0"]
 BUSY = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
+BUSY += ["checks.link_epoch_ms=1000", "checks.pressure_pct=100"]
 """What else runs on this machine is not what these tests are about; the rules have tests of their own."""
 
 
@@ -64,6 +68,44 @@ def has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+_QUOTA_US, _PERIOD_US = 5_000, 20_000
+
+
+class CpuGroup:
+    """A control group with a CPU quota, a quarter of a processor; processes stay in it when the quota is lifted."""
+
+    def __init__(self) -> None:
+        groups = own_groups()
+        self._unified = "cpu" not in groups
+        mount, _ = find_mount(PROC, UNIFIED if self._unified else "cpu")
+        self._path = mount / f"jft-{os.getpid()}-quota"
+
+    def limit(self, pids: list[int]) -> None:
+        """Move processes into the group, and set its quota."""
+        self._path.mkdir(exist_ok=True)
+        for pid in pids:
+            (self._path / "cgroup.procs").write_text(str(pid))
+        self._set(str(_QUOTA_US))
+
+    def lift(self) -> None:
+        """Take the quota away."""
+        if self._path.exists():
+            self._set("max" if self._unified else "-1")
+
+    def _set(self, quota: str) -> None:
+        if self._unified:
+            (self._path / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+            return
+        (self._path / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (self._path / "cpu.cfs_quota_us").write_text(quota)
+
+    def remove(self) -> None:
+        """Remove the group once its processes have ended."""
+        if self._path.exists():
+            wait_until(lambda: not (self._path / "cgroup.procs").read_text())
+            self._path.rmdir()
 
 
 @contextmanager

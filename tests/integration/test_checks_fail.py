@@ -1,7 +1,7 @@
 """Each validity rule refuses a run in which that is broken which the rule guards.
 
-`FAULTS`, `OTHER_LINK`, `OF_RUN` and `OF_HOSTS` have every rule. All faults but those of several hosts happen in one run
-over a link: its first cell has an epoch for each of them, its second one a link that is not the regime's.
+`FAULTS`, `OTHER_LINK`, `SLOWER`, `OF_RUN` and `OF_HOSTS` have every rule. All faults but those of several hosts happen
+in one run over a link: its first cell has an epoch for each of them, its second one a link that is not the regime's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.cli import main
@@ -27,6 +28,9 @@ from harness.results import collect
 from harness.results.checks import RULES
 from harness.results.folder import RunFolder
 from harness.run import driver
+from harness.run.cells import run_cell
+from harness.system import spin
+from harness.testbed import memory
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.namespace import run_in
@@ -35,7 +39,7 @@ from harness.testbed.state import RunState
 from joulefeed.signals import Interrupted
 from tests.energymon import trees
 from tests.energymon.nvml import fake
-from tests.integration.runs import places, wait_until
+from tests.integration.runs import CpuGroup, places, wait_until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -54,7 +58,11 @@ FAULTS = {
     "loses time": ("cpu_parts",),
     "stalled line": ("link_pause",),
     "farther link": ("link_held",),
+    "slightly farther link": ("link_in_epoch",),
     "deaf end": ("pings_lost",),
+    "throttled": ("throttled",),
+    "memory is short": ("pressure_memory",),
+    "disks are busy": ("pressure_io",),
     "full queue": ("no_drops",),
     "local half travels": ("local_bytes",),
     "reads nothing": ("bytes_received",),
@@ -80,14 +88,20 @@ OTHER_LINK = (
     "paths",
 )
 """Rules that the second cell's link breaks; its loader reads nothing, so that no connection takes a path."""
+SLOWER = ("frequency",)
+"""After the second cell the same work takes the processor three times as long."""
 OF_RUN = ("same_place", "whole_cell")
 """The second cell runs in another environment, and a byte of the first one is changed."""
 OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
-WARNS = {"cpu_parts", "energy_agent", "sensors", "alone", "spread", "same_place", "paths"}
-BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks", "step_time"}
+WARNS = {"cpu_parts", "energy_agent", "sensors", "alone", "spread", "same_place", "paths", "pressure_io", "frequency"}
+BUSY = {"others_cpu", "steal", "missed_ticks", "pressure_memory", "step_time"} | {
+    *("link_held", "link_pause", "link_in_epoch")
+}
 """Rules that other work on this machine may break."""
 SECONDS = 0.6
 """How long a fault lasts: some pings, and some ticks of 50 ms."""
+SHORT_MB, WRITERS = 8, 3
+"""Memory of some processes that write files, and how many they are."""
 NEAR = Regime(name="near", rtt_ms=2.0, rate_gbit=0.5)
 TOO_LATE_MS = 3.0
 """One-way delay of the calibration that is wrong."""
@@ -101,6 +115,7 @@ name: faults
 placement: half
 epochs: %d
 repeats: 1
+retries: 0
 warmup_samples: 0
 dataset: {samples: 64, mean_kb: 8}
 workloads: {resnet50: {batch_size: 16}}
@@ -123,6 +138,9 @@ class Saboteur:
         self.shift.write_bytes(struct.pack("q", 0))
         self.cell, self.is_resumed = "", False
         self.testbed, self.agent, self.tree = None, None, None
+        self._folder = folder
+        self._rounds = spin._ROUNDS
+        self._cpu_group = CpuGroup()
         self._listener = Listener(self.socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -149,8 +167,15 @@ class Saboteur:
 
     def close(self) -> None:
         self._listener.close()
+        self._cpu_group.remove()
+
+    def measure_spin(self) -> spin.Spin:
+        """Do the work before and after a cell; after the second one it is three times as much."""
+        spin._ROUNDS = self._rounds * (3 if self.cell == "impaired" else 1)
+        return spin.measure_spin()
 
     def _do(self, asked: str) -> list[str]:
+        self._cpu_group.lift()
         if asked == "faults":
             return list(FAULTS) if self.cell == "near" else ["nothing to read"] * len(FAULTS)
         if cause := getattr(self, f"_{asked.replace(' ', '_')}", None):
@@ -164,6 +189,29 @@ class Saboteur:
         # A process of this run would not be another's.
         hog = ["setsid", "--fork", "timeout", str(SECONDS), "sh", "-c", "while :; do :; done"]
         subprocess.run(hog, stdout=subprocess.PIPE, check=True)
+
+    def _throttled(self) -> None:
+        cells = [one for one in psutil.Process().children(recursive=True) if "harness.cell" in one.cmdline()]
+        self._cpu_group.limit([one.pid for one in cells])
+
+    def _memory_is_short(self) -> None:
+        parent = memory.memory_parent()
+        group = memory.MemoryGroup(parent.path / f"jft-{os.getpid()}-short", parent.version, SHORT_MB * 10**6)
+        memory._make(group)
+        try:
+            self._write([str(group.path / "cgroup.procs")] * WRITERS)
+        finally:
+            memory._remove(group.path)
+
+    def _disks_are_busy(self) -> None:
+        self._write([""])
+
+    def _write(self, groups: list[str]) -> None:
+        """Have processes of no run write for `SECONDS`, each in the group whose file is named, or as it is."""
+        argv = ["setsid", "--wait", sys.executable, "-S", "-c", WRITER, str(SECONDS)]
+        each = [[*argv, str(self._folder / f"written-{n}"), group] for n, group in enumerate(groups)]
+        for process in [subprocess.Popen(one) for one in each]:
+            assert process.wait() == 0
 
     def _stalled_line(self) -> None:
         self._pause(self.testbed.link.pid)
@@ -198,7 +246,13 @@ class Saboteur:
         return sum(event.kind == "clock-step" for event in self.agent.events(0, 2**62))
 
     def _farther_link(self) -> None:
-        self.testbed.link.set(Regime(name="far", rtt_ms=40, rate_gbit=0.5))
+        self._move(40.0)
+
+    def _slightly_farther_link(self) -> None:
+        self._move(4.0)
+
+    def _move(self, rtt_ms: float) -> None:
+        self.testbed.link.set(Regime(name="far", rtt_ms=rtt_ms, rate_gbit=0.5))
         time.sleep(SECONDS)
         self.testbed.link.set(NEAR)
 
@@ -242,6 +296,23 @@ class Saboteur:
             self._wrong_from_here_on(regime.paths)
 
 
+WRITER = """
+import os, sys, time
+seconds, path, group = sys.argv[1:]
+if group:
+    open(group, "w").write(str(os.getpid()))
+end, file, written = time.monotonic() + float(seconds), open(path, "w+b", buffering=0), 0
+while time.monotonic() < end:
+    if written % 64 == 0:
+        file.seek(0)
+    file.write(bytes(1 << 20))
+    if not group:
+        os.fsync(file.fileno())
+    written += 1
+os.unlink(path)
+"""
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     """Run both cells with all faults; return the run's folder."""
@@ -274,13 +345,15 @@ def run_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched, tree.running():
         patched.setattr(driver, "_start_testbed", sabotaged_testbed)
         patched.setattr(driver, "_start_agent", sabotaged_agent)
+        patched.setattr(run_cell, "measure_spin", saboteur.measure_spin)
+        patched.setattr(spin, "_ROUNDS", spin._ROUNDS)
         patched.setenv("PYTHONPATH", str(ROOT))
         patched.setenv("HYDRA_FULL_ERROR", "")
         beside = RunState.create(f"beside{os.getpid()}")
         try:
             patched.setattr(sys, "argv", command)
             assert main() == 128 + signal.SIGTERM
-            saboteur.is_resumed = True
+            saboteur.is_resumed, saboteur.cell = True, ""
             patched.setenv("OMP_NUM_THREADS", "3")
             patched.setattr(sys, "argv", [*command, "resume=latest", "resume_mixed=true"])
             assert main() == 6
@@ -335,7 +408,7 @@ def test_a_rule_refuses_the_epoch_of_its_fault(fault, rule, checks):
     assert verdicts_of(checks, rule, fault) == {"warn" if rule in WARNS else "fail"}
 
 
-@pytest.mark.parametrize("rule", [*OTHER_LINK, *OF_RUN])
+@pytest.mark.parametrize("rule", [*OTHER_LINK, *SLOWER, *OF_RUN])
 def test_a_rule_refuses_the_cell_of_its_fault(rule, checks):
     assert verdicts_of(checks, rule) == {"warn" if rule in WARNS else "fail"}
 
@@ -374,6 +447,6 @@ def test_a_link_that_stays_wrong_is_probed_three_times_and_its_cell_is_refused(r
 
 def test_every_rule_is_shown_to_refuse_a_fault():
     shown = {rule for rules in FAULTS.values() for rule in rules}
-    assert shown | {*OTHER_LINK, *OF_RUN, *OF_HOSTS} == RULES | set(OF_RUN)
+    assert shown | {*OTHER_LINK, *SLOWER, *OF_RUN, *OF_HOSTS} == RULES | set(OF_RUN)
     for rule, name in OF_HOSTS.items():
         assert rule.replace("HOST", "storage1") in Path(__file__).with_name(name).read_text()

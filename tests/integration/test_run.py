@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from harness.testbed.state import RunNames, RunState, living_runs, state_root
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
-from tests.integration.runs import BUSY, SAMPLES, SMALL, command, ids_of, rows_of, run, wait_until
+from tests.integration.runs import BUSY, SAMPLES, SMALL, CpuGroup, command, ids_of, rows_of, run, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -235,6 +236,37 @@ def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_anothe
     assert len(list(results.glob("2*"))) == 1
     for loader in ("pytorch", "streaming"):
         assert list((results / "latest" / "cells").glob(f"{loader}-*.failed-1"))
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a control group with a CPU quota")
+def test_a_cell_that_was_disturbed_is_measured_again_at_the_end_and_the_run_is_whole(harness, tmp_path):
+    results, group = tmp_path / "results", CpuGroup()
+    argv = harness(*SLOW, "~loaders.dali", "~loaders.streaming", "repeats=6", "retries=2")
+    process = subprocess.Popen(
+        [part for part in argv if "loaders.streaming." not in part], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for_epoch(results, process)
+        cells = [one for one in psutil.Process(process.pid).children(recursive=True) if "harness.cell" in one.cmdline()]
+        workers = [one for cell in cells for one in cell.children(recursive=True)]
+        group.limit([one.pid for one in (*cells, *workers)])
+        time.sleep(1)
+        group.lift()
+        _, said = process.communicate(timeout=280)
+    finally:
+        process.kill()
+        group.remove()
+    assert process.returncode == 0, said
+    assert "1 cell is measured again (try 1 of retries=2)" in said
+    assert "disturbed (throttled): 1 row; to help: raise the CPU quota" in said
+    (refused,) = rows_of(results / "latest", "refused.csv")
+    found = rows_of(results / "latest")
+    assert "throttled" in refused["valid"]
+    assert {row["valid"] for row in found} == {"valid"} and len(found) == 6
+    (kept,) = (results / "latest" / "cells").glob("*.invalid-1")
+    assert kept.name == f"{refused['cell_id']}.invalid-1"
 
 
 def daemon_of(harness_pid):

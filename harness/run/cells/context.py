@@ -17,6 +17,7 @@ from harness.run.daemon import RunningDaemon
 from harness.run.datasets import StoredData
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import HostAgents
+from harness.system.spin import Spin
 from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
 from harness.testbed.link import LinkCounters
@@ -42,6 +43,8 @@ class CellContext:
     """By workload."""
     session: str
     """Name of the provenance file of this session."""
+    spins: list[Spin] = field(default_factory=list)
+    """What a fixed piece of work took before and after each cell of this session."""
     probed: dict[tuple[str, int], Probe] = field(default_factory=dict)
     """The probe after the last cell, by its regime and its link, which may be made again; empty where it had none."""
 

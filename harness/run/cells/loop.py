@@ -10,13 +10,15 @@ from statistics import median
 
 from energymon import EnergyError
 from harness.cell.skipped import id_list, skipped_by_epoch
+from harness.config.specs import Tolerances
 from harness.errors import DiskError, HarnessError, TestbedError
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
+from harness.results.checks import FAIL, UNKNOWN
+from harness.results.collect import judge_cells
 from harness.results.epoch_row import select_settled
 from harness.results.files import write_json
 from harness.results.folder import Ledger
-from harness.results.make_rows import make_epoch_rows
 from harness.run.cells.context import CellContext
 from harness.run.cells.run_cell import run_cell
 from harness.run.progress import RunProgress
@@ -62,7 +64,7 @@ def run_cells(
             if lost and context.experiment.testbed.on_lost_host == "stop":
                 raise TestbedError(f"{lost}; testbed.on_lost_host=continue goes on with the other cells") from error
         else:
-            summary, left_out = _summarise(context.run.cell_folder(cell.cell_id))
+            summary, left_out = _summarise(context.run.cell_folder(cell.cell_id), context.experiment.checks)
             ledger.append("done", cell.cell_id, left_out)
             progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
     progress.stop()
@@ -88,15 +90,17 @@ def _mark_failed(context: CellContext, cell: Cell, ledger: Ledger, status: str, 
     ledger.append(status, cell.cell_id, reason)
 
 
-def _summarise(folder: Path) -> tuple[str, str]:
-    """Return what a cell measured, and what its loader skipped by policy, which may be empty."""
+def _summarise(folder: Path, tolerances: Tolerances) -> tuple[str, str]:
+    """Return what a cell measured and which rules refuse it, and what its loader skipped by policy, maybe nothing."""
     data = load_cell(folder)
-    rows = make_epoch_rows(data)
+    rows, checks = judge_cells([data], tolerances)
+    refusing = sorted({check.rule for check in checks if check.verdict in (FAIL, UNKNOWN)})
     rows = list(select_settled(rows)) or rows
     text = f"{median(row.duration_s for row in rows):.3g} s"
     joules = [row.total_j for row in rows if row.total_j is not None]
     if joules:
         text += f", {median(joules):.3g} J" + (" (estimate)" if any(row.estimated for row in rows) else "")
+    text += f"; invalid: {', '.join(refusing)}" if refusing else ""
     ids = {sample_id for epoch in skipped_by_epoch(data.events).values() for sample_id in epoch.samples}
     many = f"{len(ids)} sample{'' if len(ids) == 1 else 's'}"
     return text, f"{many} skipped by policy: {id_list(ids)}" if ids else ""

@@ -19,6 +19,7 @@ from harness.run.cells.rank_files import LOADER_EVENTS, make_folders, rank_nodes
 from harness.run.cells.ranks import CellRanks
 from harness.run.cells.save_cell import save_cell
 from harness.run.progress import RunProgress
+from harness.system.spin import measure_spin
 from harness.testbed.link.measure.watch import LinkWatch
 from harness.testbed.memory import MemoryGroup, limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
@@ -34,6 +35,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     partial.mkdir()
     loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
     regime = experiment.regimes[cell.regime]
+    context.spins.append(measure_spin())
     with ExitStack() as stack:
         memory, daemon_memory = _limit_memory(context, cell, stack)
         nodes = rank_nodes(testbed, experiment)
@@ -69,6 +71,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         outcome.after = context.probe_after(regime)
         outcome.clocks = clocks, context.hosts.clocks()
         process.fetch_files()
+    context.spins.append(measure_spin())
     save_cell(context, cell, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")

@@ -22,6 +22,7 @@ from harness.results.cells import (
     LinkRecord,
     PlacementRecord,
     SensorRecord,
+    SpinRecord,
 )
 from harness.results.checks import ONE_CLOCK
 from harness.results.edges import find_epoch_edges
@@ -67,6 +68,7 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
         storage_reads=measured.storage_reads,
         memory=measured.memory,
         daemon_memory=measured.daemon_memory,
+        spin=SpinRecord(first=context.spins[0], before=context.spins[-2], after=context.spins[-1]),
         ranks=rank_records(
             measured.nodes, batches, dataset.placed, gradient_bytes=accelerator.gradient_bytes or 0, has_link=has_link
         ),
