@@ -125,7 +125,7 @@ def test_a_row_says_which_probe_of_the_link_it_is_judged_by(remote):
     ],
 )
 def test_emulated_steps_take_their_nominal_time_the_median_and_all_together(steps, syncs, verdict, told, stored):
-    ran = batches([0.5] * 6, steps, size=1)
+    ran = replace(batches([0.5] * 6, steps, size=1), nbytes=np.full(6, 500))
     data = replace(stored(), batches={1: replace(ran, sync_s=np.array(syncs), nominal_s=np.ones(6))})
     (row,), checks = judge([data], make_epoch_rows(data), Tolerances())
     (check,) = (one for one in checks if one.rule == "step_time")

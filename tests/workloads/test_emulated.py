@@ -128,14 +128,14 @@ def test_gradients_that_are_reduced_before_the_step_ends_take_no_time(host):
 
 def test_the_hosts_share_of_a_step_runs_beside_the_device_and_is_named():
     accelerator = {"kind": "emulated", "seconds_per_sample": 0.002, "host_cpu_ms": 5}
-    step = make_accelerator_step(ResNet50(), accelerator, seed=0)
+    step = make_accelerator_step(ResNet50(batch_size=10), accelerator, seed=0)
     before = time.thread_time()
     (record,) = run_epoch(batches(1), step, 1)
     assert time.thread_time() - before >= 0.005
     assert record.step_ns >= 20 * MS
     assert step.label == "emulated: assumed 0.002 s a sample, 5 ms of the host's CPU a step"
     with pytest.raises(ConfigError, match=r"^accelerator\.host_cpu_ms=-1: expected a number, 0 or more"):
-        make_accelerator_step(ResNet50(), accelerator | {"host_cpu_ms": -1}, seed=0)
+        make_accelerator_step(ResNet50(batch_size=10), accelerator | {"host_cpu_ms": -1}, seed=0)
 
 
 class Gradients:
