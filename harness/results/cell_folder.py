@@ -26,6 +26,8 @@ from harness.testbed.link.measure.watch import Ping
 Stored = TypeVar("Stored")
 
 MANIFEST: Final = "manifest.json"
+SET_ASIDE: Final = ".invalid-"
+"""In the name of the folder of a try that was measured again, between the cell's id and the number of the try."""
 _CHECKED: Final = (".json", ".parquet")
 """Files from which rows are made. Only people read the logs."""
 _EVENT_COUNTERS: Final = ("cpu_busy_s", "cpu_total_s", "link_cpu_s")
@@ -153,7 +155,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def load_cell(folder: Path) -> CellData:
-    """Read the files of a finished cell.
+    """Read the files of a finished cell, or of a try of it that was measured again.
 
     Raises DamagedCell, which names the file that cannot be read or has changed. Raises ResultsError for a damaged file
     of the run, which the cell shares with others. Each is made of a ValueError or another error of reading.
@@ -162,7 +164,7 @@ def load_cell(folder: Path) -> CellData:
         _check_manifest(folder)
         cell = read_json(folder / "cell.json", CellRecord, CELL)
         with refuse_damage(folder / "cell.json", CELL):
-            if cell.cell_id != folder.name:
+            if cell.cell_id != folder.name.partition(SET_ASIDE)[0]:
                 raise ValueError(f"expected the cell {folder.name}, got {cell.cell_id}")
         with refuse_damage(events_file := folder / "events.parquet", CELL):
             events = read_events(events_file)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.config.specs import Tolerances
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
-from harness.results.cell_folder import CellData, DamagedCell, load_cell
+from harness.results.cell_folder import SET_ASIDE, CellData, DamagedCell, load_cell
 from harness.results.checks import FAIL, NOT_APPLICABLE, PASS, WARN, Check, judge
 from harness.results.epoch_row import EpochRow, RankRow, write_rows
 from harness.results.files import write_json
@@ -77,7 +77,7 @@ def _rows(cells: Iterable[CellData], tolerances: Tolerances) -> list[EpochRow]:
 def _read_refused(run: RunFolder, tolerances: Tolerances) -> list[EpochRow]:
     """Return the rows of the tries that were measured again: what they measured, and why a rule refused them."""
     rows: list[EpochRow] = []
-    for folder in sorted(run.cells.glob("*.invalid-*")):
+    for folder in sorted(run.cells.glob(f"*{SET_ASIDE}*")):
         # A cell's tries have the same id, so each is judged by itself.
         with suppress(DamagedCell):
             rows += judge_cells([load_cell(folder)], tolerances)[0]

@@ -167,7 +167,7 @@ def find_fastest_second(data: CellData, start: CellEvent, end: CellEvent) -> flo
         if last < len(seen):
             # A row's time and its bytes are not of one instant where the machine is busy.
             rates.append((received[last] - received[first]) / (times_s[last] - times_s[first] + LOOK_S))
-    return max(rates) * 8 / 1e9 if rates else None
+    return float(max(rates)) * 8 / 1e9 if rates else None
 
 
 def _compute_held_ms(ping: Ping, rtt_ms: float, regime: Regime) -> float:

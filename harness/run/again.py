@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -202,7 +202,8 @@ def describe_disturbances(cells: Sequence[CellData], rows: Sequence[EpochRow], c
 
 def _name_others(cells: Iterable[CellData], places: Iterable[tuple[str, int | None]]) -> str:
     """Return which programs used the CPU in some epochs, and for how many seconds."""
-    wanted, used_s, total_s = set(places), Counter[str](), 0.0
+    wanted, total_s = set(places), 0.0
+    used_s: dict[str, float] = defaultdict(float)
     for data in cells:
         for epoch, edges in find_epoch_edges(data.events).items():
             taken = measure_others(*edges)
@@ -211,8 +212,9 @@ def _name_others(cells: Iterable[CellData], places: Iterable[tuple[str, int | No
             total_s += taken.cpu_s
             for name, pid, own_s in taken.busiest:
                 used_s[f"{name} (process {pid})"] += own_s
-    named = [f"{name} used {own_s:.1f} s of CPU" for name, own_s in used_s.most_common(_SHOWN)]
-    rest_s = total_s - sum(own_s for _, own_s in used_s.most_common(_SHOWN))
+    busiest = sorted(used_s.items(), key=lambda one: -one[1])[:_SHOWN]
+    named = [f"{name} used {own_s:.1f} s of CPU" for name, own_s in busiest]
+    rest_s = total_s - sum(own_s for _, own_s in busiest)
     if rest_s > 0.1 * total_s:
         named.append(f"{'others' if named else 'processes'} that have ended or cannot be seen used {rest_s:.1f} s")
     return ", ".join(named)

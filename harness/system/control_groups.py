@@ -20,7 +20,7 @@ UNIFIED: Final = ""
 
 def own_groups(proc: Path = PROC) -> dict[str, str]:
     """Return the path of a process's group by controller; `UNIFIED` is version 2's. Raises OSError."""
-    found = {}
+    found: dict[str, str] = {}
     for line in (proc / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         found |= dict.fromkeys(controllers.split(","), path)

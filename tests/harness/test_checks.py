@@ -489,7 +489,7 @@ def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_
         (30.0, 1.0, 40, "fail"),
         (30.0, -0.8, 40, "pass"),
         (30.0, -1.0, 40, "fail"),
-        # Half of the pings are right. A single one that is late shows nothing, and more than 5 % of them do.
+        # Half of the pings are right. A single late one shows nothing, and more than 5 % of them do.
         (30.0, 9.0, 1, "pass"),
         (30.0, 9.0, 3, "fail"),
     ],
@@ -502,6 +502,12 @@ def test_a_link_is_as_far_in_the_epoch_as_its_regime_says(asked_ms, later_ms, of
     quick = {"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 1e-5}]}
     data = change(remote(**quick), cell={"regime": {**REGIME, "rtt_ms": asked_ms}})
     assert judged(replace(data, pings=seen))[1]["link_in_epoch"] == verdict
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(1, "pass"), (2, "fail")])
+def test_one_late_ping_of_a_short_epoch_shows_nothing(late, verdict, remote):
+    seen = [replace(ping, rtt_ms=30.0 + (9.0 if n < late else 0.0)) for n, ping in enumerate(pings()[:2])]
+    assert judged(replace(remote(), pings=seen))[1]["link_in_epoch"] == verdict
 
 
 def test_a_few_pings_that_the_delay_line_was_late_for_are_the_host_s_and_not_the_link_s(remote):

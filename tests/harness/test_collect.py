@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from harness.config.specs import Tolerances
 from harness.errors import ResultsError
 from harness.results.cell_folder import write_manifest
 from harness.results.collect import collect, find_invalid_cells, main, read_cells
+from harness.results.epoch_row import EpochRow, read_rows
 from harness.results.files import write_json
 from harness.results.folder import FORMAT, RunFolder
 from loaders.base import Samples
@@ -68,6 +70,17 @@ def results(tmp_path, stored):
 def test_whole_cells_are_judged_and_valid(results):
     found = collect(results)
     assert [row.valid for row in found.rows] == ["valid", "valid"] and not found.damaged
+
+
+def test_the_rows_of_a_try_that_was_measured_again_are_kept_with_the_rules_that_refused_them(results):
+    collect(results)
+    assert not (results.folder / "refused.csv").exists()
+    first, second = (cell.cell_id for cell in results.read_plan().cells)
+    shutil.copytree(results.cell_folder(first), results.cells / f"{first}.invalid-1")
+    OmegaConf.save({"checks": {"others_cpu_pct": 0, "others_cpus": 0}}, results.config)
+    assert [row.cell_id for row in collect(results).rows] == [first, second]
+    (refused,) = read_rows(results.folder / "refused.parquet", EpochRow)
+    assert refused.cell_id == first and refused.valid.startswith("invalid: others_cpu (")
 
 
 def truncated(path):

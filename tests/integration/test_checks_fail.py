@@ -208,10 +208,10 @@ class Saboteur:
 
     def _write(self, groups: list[str]) -> None:
         """Have processes of no run write for `SECONDS`, each in the group whose file is named, or as it is."""
-        argv = ["setsid", "--wait", sys.executable, "-S", "-c", WRITER, str(SECONDS)]
+        argv = ["setsid", "--fork", sys.executable, "-S", "-c", WRITER, str(SECONDS)]
         each = [[*argv, str(self._folder / f"written-{n}"), group] for n, group in enumerate(groups)]
-        for process in [subprocess.Popen(one) for one in each]:
-            assert process.wait() == 0
+        for process in [subprocess.Popen(one, stdout=subprocess.PIPE) for one in each]:
+            process.communicate()  # until the last process that has the pipe ends
 
     def _stalled_line(self) -> None:
         self._pause(self.testbed.link.pid)
