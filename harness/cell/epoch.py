@@ -22,6 +22,7 @@ from harness.system.procfs import family, pss_bytes
 from loaders.base import Batch, Loader
 
 if TYPE_CHECKING:
+    from harness.cell.content import KeptSamples
     from harness.workloads.accelerator import Step
 
 
@@ -52,10 +53,12 @@ def run_epoch(
     epoch: int,
     progress: Callable[[int], None] | None = None,
     steps: int | None = None,
+    kept: KeptSamples | None = None,
 ) -> list[BatchRecord]:
     """Feed one epoch of the loader to the step and return a record a batch, in order.
 
-    `steps` is how many the rank with most batches makes: this one takes part in those for which it has no batch.
+    `steps` is how many the rank with most batches makes: this one takes part in those for which it has no batch. `kept`
+    gets copies of the samples that it has chosen, before a step can change them.
 
     Raises CellError for a batch whose data are of more or fewer samples than it names, or for one batch too many.
     """
@@ -63,6 +66,8 @@ def run_epoch(
     done, shown = 0, time.monotonic_ns()
     asked = time.monotonic_ns()
     for batch in loader.epoch(epoch):
+        if kept is not None:
+            kept.take(batch)
         got = time.monotonic_ns()
         if len(batch.data) != len(batch.ids):
             raise CellError(
@@ -109,6 +114,7 @@ def measured_epoch(
     progress: Callable[[int], None],
     at_edge: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
+    kept: KeptSamples | None = None,
 ) -> list[BatchRecord]:
     """Run one epoch between its two events, which carry the counters at its edges.
 
@@ -123,7 +129,7 @@ def measured_epoch(
     at_edge()
     began = Moment.now()
     log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
-    records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps)
+    records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps, kept)
     ended = Moment.now()
     own: dict[str, Any] = {}
     if ranks is not None:

@@ -220,8 +220,9 @@ class Tolerances(Section):
     link_held_ms: Number = 10.0
     link_held_pct: Number = 5.0
     early_bytes_pct: Number = 1.0
-    early_cpu_pct: Number = 10.0
+    early_cpu_pct: Number = 2.0
     early_cpu_s: Number = 0.5
+    setup_pct: Number = 10.0
 
 
 class Experiment(Section):
