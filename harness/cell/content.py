@@ -6,6 +6,7 @@ every clock, the pipeline makes the same samples again: the random numbers of a 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,21 +24,36 @@ from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
 from loaders.pipeline.callables import CallablePipeline
 
 MAX_SAMPLES: Final = 8
-"""Samples of an epoch that are kept, and below it the fewest that are kept of samples of any size."""
-MIN_SAMPLES: Final = 2
-MAX_BYTES: Final = 4_000_000
-"""Bytes of data that are kept of an epoch, where `MIN_SAMPLES` have not more."""
+"""Samples of an epoch that are kept."""
+MAX_ROW_BYTES: Final = 250_000
+"""Of a larger sample, every second or every n-th row or slice is kept."""
 LIMIT_S: Final = 2.0
 """Time after which no further sample of an epoch is made again."""
 SHARE: Final = 0.25
 """Standard deviations of the kept samples' values by which a sample may be off on average: decoders differ by 0.05 at
-most, and zeros or another sample by 0.8 and more."""
+most, another crop by 0.4 and more, zeros and another sample by 0.7."""
 MIN_SHARE: Final = 0.02
 """The same in means of the absolute values, for samples that hardly vary."""
 REPEATS: Final = 4
 """How often a sample that differs is made again, to see whether its transforms draw random numbers of their own."""
 
+_RANDOM: Final = SystemRandom()
 Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is kept of one sample's tensor."""
+
+    values: Any
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    index: tuple[slice, ...]
+    """Which of it the values are."""
+
+    def on_host(self) -> Part:
+        """Return the part in the host's memory."""
+        return replace(self, values=self.values.cpu()) if hasattr(self.values, "cpu") else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +61,9 @@ class Kept:
     """A sample as the loader delivered it: its row of the batch."""
 
     id: int
-    data: Any
+    data: Part | None
     """None where the batch's data have no rows."""
-    labels: Any
+    labels: Part | None
     """None of labels of another form than a row of several values a sample."""
 
 
@@ -56,43 +72,46 @@ class KeptSamples:
 
     def __init__(self, samples: int) -> None:
         """Choose among so many samples, which the epoch is to bring."""
-        self._samples = samples
-        self._places: list[int] | None = None
-        self._seen = 0
+        chosen = _RANDOM.sample(range(samples), min(MAX_SAMPLES, samples))
+        self._places = sorted(chosen, reverse=True)
+        self._seen, self._offset = 0, _RANDOM.random()
         self.rows: list[Kept] = []
 
     def take(self, batch: Batch) -> None:
         """Copy the chosen samples of the next batch; a tensor on a GPU stays there."""
-        if self._places is None:
-            self._places = self._choose(batch)
         first, self._seen = self._seen, self._seen + len(batch.ids)
         while self._places and self._places[-1] < self._seen:
             row = self._places.pop() - first
             is_row = np.ndim(batch.labels) > 1 and len(batch.labels) == len(batch.ids)
-            labels = _copy_row(batch.labels, row) if is_row else None
-            self.rows.append(Kept(int(batch.ids[row]), _copy_row(batch.data, row), labels))
+            labels = _copy_part(batch.labels, row, self._offset) if is_row else None
+            self.rows.append(Kept(int(batch.ids[row]), _copy_part(batch.data, row, self._offset), labels))
 
     def leave_device(self) -> None:
-        """Bring what is on a GPU into the host's memory."""
-        self.rows = [replace(row, data=_on_host(row.data), labels=_on_host(row.labels)) for row in self.rows]
-
-    def _choose(self, batch: Batch) -> list[int]:
-        """Return places in the epoch, the last one first."""
-        nbytes = getattr(batch.data, "nbytes", 0) // max(1, len(batch.ids))
-        count = max(MIN_SAMPLES, min(MAX_SAMPLES, MAX_BYTES // max(1, nbytes)))
-        return sorted(SystemRandom().sample(range(self._samples), min(count, self._samples)), reverse=True)
+        """Bring tensors on a GPU into the host's memory."""
+        self.rows = [
+            replace(row, data=row.data and row.data.on_host(), labels=row.labels and row.labels.on_host())
+            for row in self.rows
+        ]
 
 
-def _copy_row(values: Any, row: int) -> Any:
+def _copy_part(values: Any, row: int, offset: float) -> Part | None:
+    """Return a copy of one row; of a large one every n-th row or slice, from `offset` times n on.
+
+    None where the values have no rows.
+    """
     try:
         value = values[row]
     except (KeyError, TypeError, IndexError):
         return None
-    return value.clone() if hasattr(value, "clone") else np.array(value)
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if hasattr(value, "cpu") else value
+    value = value if hasattr(value, "clone") else np.asarray(value)
+    shape, index = tuple(value.shape), ()
+    if shape:
+        # Channels come first; of anything else time or the only dimension does.
+        axis = 1 if len(shape) > 2 else 0
+        step = min(math.ceil(value.nbytes / MAX_ROW_BYTES), shape[axis]) or 1
+        index = (*[slice(None)] * axis, slice(int(offset * step), None, step))
+    part = value[index]
+    return Part(part.clone() if hasattr(part, "clone") else np.array(part), shape, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +124,7 @@ class Content:
     wrong: dict[str, str] = field(default_factory=dict)
     """In what samples differ, by their ids."""
     by_form: bool = False
-    """Whether samples are only told from constants and from each other: their random numbers cannot be drawn again."""
+    """Whether only constants and copies are found, for the random numbers of a sample cannot be drawn again."""
     reason: str = ""
     """Why no sample was compared."""
     seconds: float = 0.0
@@ -157,8 +176,8 @@ class Comparison:
         if wrong and (by_form := by_form or self._draws_own(epoch, pairs, wrong)):
             wrong = _find_constant_or_repeated(pairs)
         took = time.monotonic() - began
-        told = {str(sample_id): why for sample_id, why in wrong.items()}
-        return Content(epoch, [row.id for row, _ in pairs], told, by_form, "" if pairs else reason, took)
+        found = {str(sample_id): why for sample_id, why in wrong.items()}
+        return Content(epoch, [row.id for row, _ in pairs], found, by_form, "" if pairs else reason, took)
 
     def _make(self, row: Kept, epoch: int) -> tuple[Tensors | None, str]:
         """Return the tensors of one sample, or why there are none."""
@@ -195,8 +214,7 @@ def _find_wrong(pairs: Sequence[tuple[Kept, Tensors]]) -> dict[int, str]:
     """Return in what samples differ from those that were made again, by their ids."""
     if not pairs:
         return {}
-    made = [_values(tensors.data[0]) for _, tensors in pairs]
-    values = np.concatenate([one.ravel() for one in made])
+    values = np.concatenate([_values(tensors.data[0]).ravel() for _, tensors in pairs])
     limit = max(SHARE * float(values.std()), MIN_SHARE * float(np.abs(values).mean()))
     found = {row.id: _describe_difference(row, tensors, limit) for row, tensors in pairs}
     return {sample_id: why for sample_id, why in found.items() if why}
@@ -204,19 +222,19 @@ def _find_wrong(pairs: Sequence[tuple[Kept, Tensors]]) -> dict[int, str]:
 
 def _describe_difference(row: Kept, made: Tensors, limit: float) -> str:
     """Return in what a sample differs from the one that was made again; empty where it does not."""
-    expected = _values(made.data[0])
-    part = _cut(row.data, expected.shape)
-    if part is None:
-        return f"its data have shape {np.shape(row.data)}, expected {expected.shape}"
-    off = float(np.abs(part - expected).mean()) if expected.size else 0.0
+    assert row.data is not None
+    whole = _values(made.data[0])
+    if (both := _find_common(row.data, whole)) is None:
+        return f"its data have shape {row.data.shape}, expected {whole.shape}"
+    came, expected = both
+    off = float(np.abs(came - expected).mean()) if expected.size else 0.0
     if not off <= limit:
-        if part.min() == part.max() and expected.size > 1:
-            return f"all of its data are {part.flat[0]:g}"
+        if came.min() == came.max() and expected.size > 1:
+            return f"all of its data are {came.flat[0]:g}"
         return f"its data are off by {off:.3g} on average, expected {limit:.3g} at most"
     if made.labels.ndim > 1:
-        labels = _values(made.labels[0])
-        came = None if row.labels is None else _cut(row.labels, labels.shape)
-        if came is None or not np.array_equal(came, labels):
+        labels = None if row.labels is None else _find_common(row.labels, _values(made.labels[0]))
+        if labels is None or not np.array_equal(*labels):
             return "its labels are others"
     return ""
 
@@ -225,24 +243,27 @@ def _find_constant_or_repeated(pairs: Sequence[tuple[Kept, Tensors]]) -> dict[in
     """Return which samples are constant, or have the data of another one, where those that were made again are not."""
     found: dict[int, str] = {}
     for place, (row, tensors) in enumerate(pairs):
-        expected, came = _values(tensors.data[0]), _values(row.data)
+        assert row.data is not None
+        expected, came = _values(tensors.data[0]), _values(row.data.values)
         if came.size > 1 and came.min() == came.max() and expected.min() < expected.max():
             found[row.id] = f"all of its data are {came.flat[0]:g}"
         for other, theirs in pairs[:place]:
-            is_same = np.array_equal(came, _values(other.data))
+            assert other.data is not None
+            is_same = row.data.index == other.data.index and np.array_equal(came, _values(other.data.values))
             if is_same and other.id != row.id and not np.array_equal(expected, _values(theirs.data[0])):
                 found[row.id] = f"it has the data of sample {other.id}"
     return found
 
 
-def _cut(values: Any, shape: tuple[int, ...]) -> Values | None:
-    """Return the part of a shape, from the first value of each dimension on: a batch pads to its largest sample.
+def _find_common(part: Part, whole: Values) -> tuple[Values, Values] | None:
+    """Return the kept values and those of the sample that was made again at the same places.
 
-    None where the values have other dimensions, or fewer in one.
+    A batch pads to its largest sample, behind the values. None where the kept tensor is smaller or has other dimensions.
     """
-    if np.ndim(values) != len(shape) or any(has < needed for has, needed in zip(np.shape(values), shape, strict=True)):
+    if len(part.shape) != whole.ndim or any(has < needed for has, needed in zip(part.shape, whole.shape, strict=True)):
         return None
-    return _values(values[tuple(map(slice, shape))])
+    expected = whole[part.index]
+    return _values(part.values)[tuple(map(slice, expected.shape))], expected
 
 
 def _values(values: Any) -> Values:

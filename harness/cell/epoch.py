@@ -122,6 +122,17 @@ def measured_epoch(
     duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
     nothing was read, it is the end of the last step. An epoch of several ranks begins when all are ready, and ends when
     the last one has made its last step; `own_ns` of the end is how long this rank took.
+
+    Args:
+        loader: yields the epoch's batches.
+        step: trains on one.
+        epoch: its number, from 1.
+        log: gets the events.
+        counters: are read at both edges.
+        progress: gets the samples so far, a few times a second.
+        at_edge: reads the energy sensors; default: nothing is read.
+        ranks: those that train together; default: None, one process.
+        kept: gets the samples that it has chosen; default: None, no sample is kept.
     """
     before = counters.read()
     if ranks is not None:

@@ -51,7 +51,7 @@ FEW = 64
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
 OVERHEAD = 0.25
-"""Share of the samples' bytes that protocols, padding and what is sent again may add to them on the data interface."""
+"""Share of the samples' bytes that protocols, padding and packets sent again may add on the data interface."""
 OVERHEAD_BYTES = 2**20
 """What they may add besides, as may `SAMPLE_OVERHEAD_BYTES` for each sample: attributes of its file, or its query."""
 SAMPLE_OVERHEAD_BYTES = 4096
