@@ -43,13 +43,13 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is kept of one sample's tensor."""
+    """The values that are kept of one sample's tensor."""
 
     values: Any
     shape: tuple[int, ...]
     """Of the whole tensor."""
     index: tuple[slice, ...]
-    """Which of it the values are."""
+    """Where the values are in it."""
 
     def on_host(self) -> Part:
         """Return the part in the host's memory."""
@@ -258,7 +258,7 @@ def _find_constant_or_repeated(pairs: Sequence[tuple[Kept, Tensors]]) -> dict[in
 def _find_common(part: Part, whole: Values) -> tuple[Values, Values] | None:
     """Return the kept values and those of the sample that was made again at the same places.
 
-    A batch pads to its largest sample, behind the values. None where the kept tensor is smaller or has other dimensions.
+    A batch pads to its largest sample, behind the values. None where the kept tensor does not contain the other one.
     """
     if len(part.shape) != whole.ndim or any(has < needed for has, needed in zip(part.shape, whole.shape, strict=True)):
         return None

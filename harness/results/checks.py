@@ -350,7 +350,7 @@ def _check_setup_work(epoch: _JudgedEpoch) -> Check:
     if epoch.row.epoch != min(epoch.data.batches):
         return epoch.check("setup_work", expected, "not the first epoch of the cell", NOT_APPLICABLE)
     if work.cpu_s is None or work.epoch_cpu_s is None:
-        return epoch.check("setup_work", expected, "not measured", UNKNOWN)
+        return epoch.check("setup_work", expected, "not measured", WARN)
     most_s = max(epoch.limits.early_cpu_s * max(1, len(epoch.data.cell.ranks)), work.epoch_cpu_s * percent / 100)
     most_bytes = max(EARLY_BYTES, epoch.row.bytes * percent / 100)
     actual = f"{work.cpu_s:.2f} s of CPU beside {work.epoch_cpu_s:.2f} s in the epoch"

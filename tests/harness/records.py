@@ -42,7 +42,7 @@ def with_events(data, start=None, end=None, more=()):
 def with_epochs(data, *epochs):
     """Return the data of a cell with more epochs, each as the first one: by number, the batches of each."""
     _, start, end = data.events[:3]
-    more = [{**event, "epoch": epoch} for epoch, _ in epochs for event in (start, end, compared(epoch))]
+    more = [{**event, "epoch": epoch} for epoch, _ in epochs for event in (compared(epoch), start, end)]
     return replace(data, events=[*data.events, *more], batches=data.batches | dict(epochs))
 
 
