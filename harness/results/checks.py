@@ -352,10 +352,12 @@ def _check_setup_work(epoch: _JudgedEpoch) -> Check:
     if work.cpu_s is None or work.epoch_cpu_s is None:
         return epoch.check("setup_work", expected, "not measured", WARN)
     most_s = max(epoch.limits.early_cpu_s * max(1, len(epoch.data.cell.ranks)), work.epoch_cpu_s * percent / 100)
-    most_bytes = max(EARLY_BYTES, epoch.row.bytes * percent / 100)
+    padding = int(str(epoch.data.cell.stats.get("padding_bytes", 0)))
+    most_bytes = max(EARLY_BYTES, epoch.row.bytes * percent / 100) + padding * (1 + OVERHEAD)
     actual = f"{work.cpu_s:.2f} s of CPU beside {work.epoch_cpu_s:.2f} s in the epoch"
     if work.rx_bytes is not None:
         actual += f", {work.rx_bytes} of {epoch.row.bytes} bytes"
+        actual += f", {padding} of them padding that the loader asked for" if padding else ""
     is_small = work.cpu_s <= most_s and (work.rx_bytes or 0) <= most_bytes
     return epoch.check("setup_work", expected, actual, PASS if is_small else WARN)
 
