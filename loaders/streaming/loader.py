@@ -201,7 +201,7 @@ class StreamingLoader(RecordLoader):
 
         Seconds: `wait_s` of the caller for a batch; `network_wait_s`, `decode_wait_s` and `consumer_wait_s` in which
         the loader could only wait for the network, the decoder or the caller; `verify_s` of checksums. Counts:
-        `streams`, `prefetch_batches` that the links need, `padding_bytes` asked for at first, `wire_bytes` of all frames,
+        `streams`, `prefetch_batches` that the links need, `padding_bytes` asked for at first, `wire_bytes` received,
         `asked_again` (requests repeated after a lost connection), `damaged`, `stale` (answers that came twice).
         """
         stats = super().stats()
