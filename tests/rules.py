@@ -158,9 +158,8 @@ ATTACKS = (
         note="a guest sees a disk and no cache behind it; compare the MB/s of cold local epochs with the disk's own",
     ),
     Attack(
-        "caches that cannot be dropped, as in a container",
-        ("local_reads",),
-        "not judged where pages that a process maps stay: the page of the run says so",
+        "caches that cannot be dropped whole, as in a container",
+        note="advice (fadvise) leaves pages that a process maps: `local_reads` is not applicable and says so",
     ),
     Attack(
         "huge pages, NUMA balancing, node of the memory",
@@ -184,7 +183,7 @@ ATTACKS = (
     ),
     Attack(
         "a cache of up to some 4 % of the samples over a link",
-        note="the headers of TCP and SSH count as bytes of the samples",
+        note="the headers of TCP and SSH count as bytes of the samples; 0.2 to 2 % are usual",
     ),
     Attack(
         "opens the dataset's own files on one machine, and pulls as many bytes of padding over the link",

@@ -24,7 +24,7 @@ from harness.results.edges import find_epoch_edges, measure_early, measure_other
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.make_rows import make_rank_rows, to_readings_ns
 from harness.results.metrics import is_local, measure_storage_read, summarize_pings
-from harness.testbed.caches import MAPPED_STAY
+from harness.testbed.caches import DROPPED
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
 
@@ -372,7 +372,7 @@ def _check_local_reads(epoch: _JudgedEpoch) -> Check:
         "samples lie beyond a link": not is_local(data),
         READS_ONCE: cell.reads == "once",
         "caches were not dropped": not cell.caches or not (is_first or cell.cold == "epoch"),
-        f"caches were dropped in part: {MAPPED_STAY}": MAPPED_STAY in cell.caches,
+        f"caches were dropped in part: {cell.caches}": cell.caches != DROPPED,
         "reads were not counted": read is None,
         "the files are on no disk of which the kernel counts reads": not read and not cell.on_disk,
     }
