@@ -104,14 +104,14 @@ def _make_table(
 
 
 def _write_costs(group: LoaderGroup, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
+    every = frame.loc[sorted({row.cell_id for row in group.rows})]
     cells = {
         "set-up": seconds(group.setup_s.median if group.setup_s else None),
+        "set-up CPU": percent(_find_median(every["setup_cpu_s"] / every["cell_cpu_s"])),
         "first epoch": seconds(group.first_s.median if group.first_s else None),
         "of bound": percent(None if of_bound is None else of_bound.value),
     }
     rows = frame.loc[[(row.cell_id, row.epoch) for row in group.rows]]
-    every = frame.loc[sorted({row.cell_id for row in group.rows})]
-    cells["set-up CPU"] = percent(_find_median(every["setup_cpu_s"] / every["cell_cpu_s"]))
     for head, (column, write, divisor) in _MEASURED.items():
         median = _find_median(rows[column] / rows[divisor] if divisor else rows[column])
         cells[head] = UNKNOWN if median is None else write(median)
