@@ -104,7 +104,8 @@ def _copy_part(values: Any, row: int, offset: float) -> Part | None:
     except (KeyError, TypeError, IndexError):
         return None
     value = value if hasattr(value, "clone") else np.asarray(value)
-    shape, index = tuple(value.shape), ()
+    shape: tuple[int, ...] = tuple(value.shape)
+    index: tuple[slice, ...] = ()
     if shape:
         # Channels come first; of anything else time or the only dimension does.
         axis = 1 if len(shape) > 2 else 0
@@ -165,7 +166,8 @@ class Comparison:
 
     def compare(self, epoch: int, kept: Sequence[Kept]) -> Content:
         """Return in what the kept samples of an epoch differ from those that the pipeline makes."""
-        began, pairs, reason = time.monotonic(), [], "no sample was kept"
+        pairs: list[tuple[Kept, Tensors]] = []
+        began, reason = time.monotonic(), "no sample was kept"
         for row in kept:
             if pairs and time.monotonic() > began + LIMIT_S:
                 break
