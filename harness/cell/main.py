@@ -123,8 +123,8 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
-            told = (lambda done: driver.send("progress", samples=done), read, ranks, chosen)
-            records = measured_epoch(loader, step, epoch, log, counters, *told)
+            further = (lambda done: driver.send("progress", samples=done), read, ranks, chosen)
+            records = measured_epoch(loader, step, epoch, log, counters, *further)
             chosen.leave_device()
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
@@ -177,9 +177,12 @@ def _compare(
     from harness.cell.content import Comparison
     from loaders.pipeline.callables import as_pipeline
 
-    augments = getattr(loader, "augments_itself", False)
     comparison = Comparison(
-        spec.samples, spec.data_root, as_pipeline(workload.transform), spec.seed, augments_itself=augments
+        spec.samples,
+        spec.data_root,
+        as_pipeline(workload.transform),
+        spec.loader.params.get("seed", spec.seed),
+        augments_itself=getattr(loader, "augments_itself", False),
     )
     for epoch, one in kept.items():
         log.add(CONTENT, **comparison.compare(epoch, one.rows).to_event())
