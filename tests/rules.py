@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "results" / "README.md"
 BEGIN, END = "<!-- generated: rules -->\n", "<!-- end -->\n"
 WARNING = "warning"
+OF_RUN = frozenset({"whole_cell", "same_place"})
+"""Rules of cells and runs, which `RULES` has not."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,18 @@ MATRIX: dict[str, Sabotage] = {
     "others_cpu": Sabotage(
         "hog",
         "a process of another takes a processor",
-        "N s in N s of N CPUs (N %), the run's threads waited N s for a CPU",
+        "N s in N s of N CPUs (N %), the run's threads waited N s for a CPU…",
     ),
+    "step_time": Sabotage("keeps the lock", "a loader keeps the interpreter's lock", "the median N %, all N %"),
+    "link_in_epoch": Sabotage(
+        "slightly farther link",
+        "the link is 2 ms farther while an epoch runs",
+        "median N ms and 95 % N ms later, at most N ms nearer…",
+    ),
+    "throttled": Sabotage("throttled", "a CPU quota stops the cell", "N s in N s, N times"),
+    "pressure_memory": Sabotage("memory is short", "processes lack memory", "N %, N MB"),
+    "pressure_io": Sabotage("disks are busy", "others write to the disks", "N %, N of N MB by others", WARNING),
+    "frequency": Sabotage("", "the processors are slower after a cell", "N ms before the first cell, …: N %…", WARNING),
     "steal": Sabotage("steal", "the host of the virtual machine takes its processors", "N %"),
     "alone": Sabotage("clean", "another run is on the machine", "N other: …", WARNING),
     "spread": Sabotage("hog", "one epoch takes longer than the others", "N % over N", WARNING),
@@ -113,7 +125,7 @@ MATRIX: dict[str, Sabotage] = {
     "same_place": Sabotage("", "a run is resumed in another environment", "…", WARNING),
     "whole_cell": Sabotage("", "a byte of a cell's file is changed", "…it has changed since the cell ended…"),
 }
-"""By rule; HOST stands for the name of another host."""
+"""By rule; HOST stands for the name of another host. The page shows those that there are."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +163,12 @@ ATTACKS = (
         "the governor and Intel's turbo are in `provenance.json`",
     ),
     Attack("a CPU quota of a cgroup", ("throttled",), "utilisation clamps are not seen"),
-    Attack("another program uses the disk", ("pressure",), "what disks read and wrote is in `metrics.csv`"),
-    Attack("too little memory, swapping", ("pressure",), "a neighbour in the cache or on the memory bus is not seen"),
+    Attack(
+        "another program uses the disk", ("pressure_io",), "a warning; what disks read and wrote is in `metrics.csv`"
+    ),
+    Attack(
+        "too little memory, swapping", ("pressure_memory",), "a neighbour in the cache or on the memory bus is not seen"
+    ),
     Attack(
         "a virtual disk whose host has the files in its own page cache",
         note="a guest sees a disk and no cache behind it; compare the MB/s of cold local epochs with the disk's own",
@@ -211,7 +227,8 @@ ATTACKS = (
 
 def make_page(known: frozenset[str]) -> str:
     """Return the generated part of results/README.md, for the rules that there are."""
-    rows = [f"| `{rule}` | {one.what} | {one.verdict}: `{one.sees}` |" for rule, one in sorted(MATRIX.items())]
+    shown = [(rule, one) for rule, one in sorted(MATRIX.items()) if rule in known | OF_RUN]
+    rows = [f"| `{rule}` | {one.what} | {one.verdict}: `{one.sees}` |" for rule, one in shown]
     lines = ["| rule | sabotage in the tests | what the user sees |", "|---|---|---|", *rows, ""]
     lines += [
         "What is known to spoil a result, and what catches it:",

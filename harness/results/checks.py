@@ -301,6 +301,8 @@ def _check_content(epoch: _JudgedEpoch) -> Check:
     expected = "samples chosen at random are what the pipeline makes of their files"
     events = [one for one in epoch.data.events if one["event"] in (CONTENT, f"rank.{CONTENT}")]
     found = [one for one in events if one["epoch"] == epoch.row.epoch]
+    if not events:
+        return epoch.check("content", expected, "not compared: by a version without this rule", WARN)
     if len(found) < max(1, len(epoch.data.cell.ranks)):
         return epoch.check("content", expected, "not compared", UNKNOWN)
     count, wrong = sum(len(one["compared"]) for one in found), [each for one in found for each in one["wrong"].items()]
@@ -350,7 +352,7 @@ def _check_setup_work(epoch: _JudgedEpoch) -> Check:
     if epoch.row.epoch != min(epoch.data.batches):
         return epoch.check("setup_work", expected, "not the first epoch of the cell", NOT_APPLICABLE)
     if work.cpu_s is None or work.epoch_cpu_s is None:
-        return epoch.check("setup_work", expected, "not measured", WARN)
+        return epoch.check("setup_work", expected, "not measured: by a version without this rule", WARN)
     most_s = max(epoch.limits.early_cpu_s * max(1, len(epoch.data.cell.ranks)), work.epoch_cpu_s * percent / 100)
     padding = int(str(epoch.data.cell.stats.get("padding_bytes", 0)))
     most_bytes = max(EARLY_BYTES, epoch.row.bytes * percent / 100) + padding * (1 + OVERHEAD)

@@ -182,7 +182,7 @@ def stored_run(folder, loader, cell, keeps_labels=True, cold=False):
             if cold:
                 # Nobody maps these files, so that advice is enough.
                 assert drop_caches(files, "tree") == "fadvise"
-                cell["caches"] = DROPPED
+                cell |= {"caches": DROPPED, "cold": "epoch"}
             records = measured_epoch(loader, lambda batch: None, epoch, log, counters, lambda done: None, kept=chosen)
             store_batches(records, epoch, out, keeps_labels=keeps_labels)
         comparison = Comparison(run / "samples.parquet", None, loader.pipeline, 0, augments_itself=False)

@@ -5,7 +5,7 @@ from tests.rules import ATTACKS, MATRIX, PAGE, ROOT, make_page, replace_part
 
 
 def test_every_rule_has_a_line_in_the_matrix():
-    assert set(MATRIX) == RULES | {"whole_cell", "same_place"}
+    assert not (RULES | {"whole_cell", "same_place"}) - set(MATRIX)
 
 
 def test_a_line_of_another_test_names_its_file():

@@ -66,7 +66,7 @@ class FaultyLoader(FileLoader):
             labels = torch.from_numpy(self._samples.labels[ids % n])
             if fault == "decodes nothing":
                 labels = torch.zeros_like(labels)
-            # What the stage `read` makes of a file: its length in MB.
+            # What a TimedPipeline makes of a file: its length in MB.
             data = torch.from_numpy(self._samples.sizes[ids % n] / 1e6).to(torch.float32)[:, None]
             yield Batch(ids, 0 * data if fault == "zeros" else data, labels, nbytes)
             if not start:
