@@ -185,6 +185,9 @@ class Loader(Protocol):
 
     Constructors take keywords only: `transform`, `batch_size`, `seed`, `device`, then `samples` (loaders that
     read files) or `endpoint` (loaders that are streamed to), then the loader's own arguments.
+
+    The random numbers of a sample are those of its pipeline, which follow from (seed, epoch, id): the harness makes
+    samples again and compares them. A loader that draws its own has the attribute `augments_itself`, which is true.
     """
 
     notes: tuple[str, ...]

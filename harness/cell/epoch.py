@@ -22,6 +22,7 @@ from harness.system.procfs import family, pss_bytes
 from loaders.base import Batch, Loader
 
 if TYPE_CHECKING:
+    from harness.cell.content import KeptSamples
     from harness.workloads.accelerator import Step
 
 
@@ -52,10 +53,12 @@ def run_epoch(
     epoch: int,
     progress: Callable[[int], None] | None = None,
     steps: int | None = None,
+    kept: KeptSamples | None = None,
 ) -> list[BatchRecord]:
     """Feed one epoch of the loader to the step and return a record a batch, in order.
 
-    `steps` is how many the rank with most batches makes: this one takes part in those for which it has no batch.
+    `steps` is how many the rank with most batches makes: this one takes part in those for which it has no batch. `kept`
+    gets copies of the samples that it has chosen, before a step can change them.
 
     Raises CellError for a batch whose data are of more or fewer samples than it names, or for one batch too many.
     """
@@ -63,6 +66,8 @@ def run_epoch(
     done, shown = 0, time.monotonic_ns()
     free = time.monotonic_ns()
     for batch in loader.epoch(epoch):
+        if kept is not None:
+            kept.take(batch)
         began = time.monotonic_ns()
         if len(batch.data) != len(batch.ids):
             raise CellError(
@@ -112,6 +117,7 @@ def measured_epoch(
     progress: Callable[[int], None],
     at_edge: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
+    kept: KeptSamples | None = None,
 ) -> list[BatchRecord]:
     """Run one epoch between its two events, which carry the counters at its edges.
 
@@ -119,6 +125,17 @@ def measured_epoch(
     duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
     nothing was read, it is the end of the last step. An epoch of several ranks begins when all are ready, and ends when
     the last one has made its last step; `own_ns` of the end is how long this rank took.
+
+    Args:
+        loader: yields the epoch's batches.
+        step: trains on one.
+        epoch: its number, from 1.
+        log: gets the events.
+        counters: are read at both edges.
+        progress: gets the samples so far, a few times a second.
+        at_edge: reads the energy sensors; default: nothing is read.
+        ranks: those that train together; default: None, one process.
+        kept: gets the samples that it has chosen; default: None, no sample is kept.
     """
     before = counters.read()
     if ranks is not None:
@@ -126,7 +143,7 @@ def measured_epoch(
     at_edge()
     began = Moment.now()
     log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
-    records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps)
+    records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps, kept)
     ended = Moment.now()
     own: dict[str, Any] = {}
     if ranks is not None:

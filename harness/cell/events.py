@@ -7,11 +7,15 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+CONTENT: Final = "content"
+"""The event of an epoch whose samples were compared, after all epochs; its values are those of a `Content`."""
+SET_UP: Final = "set_up"
+"""The event before the loader is made, with the counters of that moment."""
 CellEvent = dict[str, Any]
 """`event`, its kind; `utc_ns` and `mono_ns`, when it was; and the values of its kind, as JSON has them."""
 

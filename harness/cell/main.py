@@ -15,14 +15,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO, cast
 
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_batches
-from harness.cell.events import EventLog
+from harness.cell.events import CONTENT, SET_UP, EventLog
 from harness.cell.loader import batch_size_of, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.ranks import Ranks, joined
@@ -32,6 +32,7 @@ from harness.errors import CellError
 from loaders.base import Loader
 
 if TYPE_CHECKING:
+    from harness.cell.content import KeptSamples
     from harness.workloads import Workload
 
 
@@ -91,6 +92,7 @@ def _run(spec: CellSpec, driver: _Driver) -> None:
 
 
 def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | None) -> None:
+    from harness.cell.content import KeptSamples
     from harness.workloads.accelerator import make_step
 
     step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
@@ -107,6 +109,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
         energy = stack.enter_context(closing(EnergyReader(spec.energy_store)))
         losses = getattr(step, "losses", None)
+        log.add(SET_UP, **counters.read())
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device, ranks=ranks))
         took = time.monotonic_ns() - began
@@ -114,14 +117,15 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         ranks = _agree(ranks, loader, spec, workload)
         # One reading bounds the epoch of all ranks.
         read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
-        for epoch in range(1, spec.epochs + 1):
+        kept = {epoch: KeptSamples(_count_samples(spec, ranks)) for epoch in range(1, spec.epochs + 1)}
+        for epoch, chosen in kept.items():
             driver.send("ready", epoch=epoch, gpus=_boards(step.device))
             if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
-            records = measured_epoch(
-                loader, step, epoch, log, counters, lambda done: driver.send("progress", samples=done), read, ranks
-            )
+            further = (lambda done: driver.send("progress", samples=done), read, ranks, chosen)
+            records = measured_epoch(loader, step, epoch, log, counters, *further)
+            chosen.leave_device()
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
             if not records:
@@ -130,6 +134,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             path = spec.out / f"batches-{epoch:04d}.jsonl"
             save_batches(records, epoch, path, epoch_losses, keeps_labels=_brings_classes(workload))
             driver.send("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
+        _compare(spec, workload, loader, kept, log)
         stats = loader.stats()
         accelerator = AcceleratorRecord(
             label=step.label,
@@ -155,6 +160,32 @@ def _brings_classes(workload: Workload) -> bool:
     from loaders.pipeline.callables import as_pipeline
 
     return bool(getattr(as_pipeline(workload.transform), "labels_are_classes", False))
+
+
+def _count_samples(spec: CellSpec, ranks: Ranks | None) -> int:
+    """Return how many samples an epoch of this rank has at least."""
+    import pyarrow.parquet as pq
+
+    rows: int = pq.ParquetFile(spec.samples).metadata.num_rows
+    return rows if ranks is None else max(1, rows // ranks.world_size)
+
+
+def _compare(
+    spec: CellSpec, workload: Workload, loader: Loader, kept: Mapping[int, KeptSamples], log: EventLog
+) -> None:
+    """Compare the samples that were kept with what the pipeline makes; after all epochs, so that none waits for it."""
+    from harness.cell.content import Comparison
+    from loaders.pipeline.callables import as_pipeline
+
+    comparison = Comparison(
+        spec.samples,
+        spec.data_root,
+        as_pipeline(workload.transform),
+        spec.loader.params.get("seed", spec.seed),
+        augments_itself=getattr(loader, "augments_itself", False),
+    )
+    for epoch, one in kept.items():
+        log.add(CONTENT, **comparison.compare(epoch, one.rows).to_event())
 
 
 def _agree(ranks: Ranks | None, loader: Loader, spec: CellSpec, workload: Workload) -> Ranks | None:

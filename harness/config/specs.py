@@ -222,7 +222,7 @@ class Tolerances(Section):
     link_held_ms: Number = 10.0
     link_held_pct: Number = 5.0
     early_bytes_pct: Number = 1.0
-    early_cpu_pct: Number = 10.0
+    early_cpu_pct: Number = 2.0
     early_cpu_s: Number = 0.5
     step_pct: Number = 2.0
     link_epoch_ms: Number = 0.3
@@ -231,6 +231,7 @@ class Tolerances(Section):
     pressure_pct: Number = 10.0
     swapped_mb: Number = 1.0
     frequency_pct: Number = 3.0
+    setup_pct: Number = 10.0
 
 
 class Experiment(Section):

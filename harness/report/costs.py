@@ -39,6 +39,7 @@ _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
 """By head: a column of metrics.csv, how its median is written, and what it is divided by."""
 _NOTES: Final[Mapping[str, str]] = {
     "set-up": "set-up: making the loader, before the first epoch",
+    "set-up CPU": "set-up CPU: CPU seconds before the first epoch, of those in it",
     "first epoch": "first epoch: of each cell, not in the medians",
     "of bound": "of bound: throughput over that of one batch that is made before the epochs",
     "CPU user, ms a sample": "CPU: of loader and step",
@@ -103,16 +104,23 @@ def _make_table(
 
 
 def _write_costs(group: LoaderGroup, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
+    every = frame.loc[sorted({row.cell_id for row in group.rows})]
     cells = {
         "set-up": seconds(group.setup_s.median if group.setup_s else None),
+        "set-up CPU": percent(_find_median(every["setup_cpu_s"] / every["cell_cpu_s"])),
         "first epoch": seconds(group.first_s.median if group.first_s else None),
         "of bound": percent(None if of_bound is None else of_bound.value),
     }
     rows = frame.loc[[(row.cell_id, row.epoch) for row in group.rows]]
     for head, (column, write, divisor) in _MEASURED.items():
-        values = (rows[column] / rows[divisor] if divisor else rows[column]).dropna()
-        cells[head] = write(float(values.median())) if len(values) else UNKNOWN
+        median = _find_median(rows[column] / rows[divisor] if divisor else rows[column])
+        cells[head] = UNKNOWN if median is None else write(median)
     return cells
+
+
+def _find_median(values: pd.Series[float]) -> float | None:
+    known = values.dropna()
+    return float(known.median()) if len(known) else None
 
 
 def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | None]]:

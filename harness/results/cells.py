@@ -181,6 +181,11 @@ class CellRecord:
     mount: str = ""
     """How the compute node reached the files: nfs4, sshfs, local, or that they were streamed."""
     caches: str = ""
+    """How cached pages were dropped."""
+    cold: str = ""
+    """Before which epochs they were: every `epoch`, or the first of the `cell`. Empty where it is not known."""
+    on_disk: bool = False
+    """Whether the files lie on a disk of the lead whose reads the kernel counts."""
     storage_reads: Mapping[int, int] = field(default_factory=dict)
     """Bytes read from the disks of other hosts that store, by epoch; empty on one machine, or uncounted."""
     memory: MemoryRecord | None = None

@@ -14,16 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from energymon import Event, missed_ticks
-from harness.cell.events import CellEvent
+from harness.cell.events import CONTENT, CellEvent
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.specs import Tolerances
 from harness.results.attributed import compute_cpu_excess, count_cpu_s
 from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
-from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others
+from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others, measure_set_up
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.make_rows import make_rank_rows, to_readings_ns
-from harness.results.metrics import find_fastest_second, summarize_pings
+from harness.results.metrics import find_fastest_second, is_local, measure_storage_read, summarize_pings
+from harness.testbed.caches import DROPPED
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
 
@@ -40,7 +41,7 @@ RULES = frozenset(
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
         *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
-        "step_time",
+        *("content", "local_reads", "setup_work", "step_time"),
         *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
         *("link_in_epoch", "throttled", "pressure_memory", "pressure_io", "frequency"),
     }
@@ -50,6 +51,13 @@ FEW = 64
 """Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
+OVERHEAD = 0.25
+"""Share of the samples' bytes that protocols, padding and packets sent again may add on the data interface."""
+OVERHEAD_BYTES = 2**20
+"""What they may add besides, as may `SAMPLE_OVERHEAD_BYTES` for each sample: attributes of its file, or its query."""
+SAMPLE_OVERHEAD_BYTES = 4096
+LEAST_READ = 0.9
+"""Share of its bytes that a cold epoch of local samples reads from disks: whole pages, so that 1 is usual."""
 MOST_EXCESS = 0.03
 """Share of a host's CPU seconds by which the CPU seconds of the run's processes there may exceed them."""
 NOT_MEASURED = "not measured: by a version without this rule"
@@ -159,6 +167,8 @@ def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield from _check_samples(epoch)
     yield _check_early_work(epoch)
     yield _check_step_time(epoch)
+    yield _check_setup_work(epoch)
+    yield _check_local_reads(epoch)
     yield _check_ticks(epoch)
     for host in epoch.data.cell.hosts:
         yield _check_ticks(epoch, host)
@@ -179,6 +189,7 @@ def _check_samples(epoch: _JudgedEpoch) -> Iterable[Check]:
     """Judge which samples came, and in which order. A loader that reads nothing in an epoch is not judged by them."""
     received = [] if epoch.data.cell.regime.is_local else _check_bytes(epoch)
     checks = [_check_exactly_once(epoch), _check_loader_bytes(epoch), _check_labels(epoch), _check_shuffled(epoch)]
+    checks.append(_check_content(epoch))
     for check in [*received, *checks]:
         yield replace(check, actual=READS_ONCE, verdict=NOT_APPLICABLE) if epoch.data.cell.reads == "once" else check
 
@@ -226,9 +237,11 @@ def _check_bytes(epoch: _JudgedEpoch) -> Iterable[Check]:
     received = epoch.data.link.get_epoch(epoch.row.epoch).rx_bytes
     needed = whole if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == whole else f" of {whole}"
-    expected = f"≥ {needed}{share} bytes on the data interface (no hidden cache)"
+    samples = len(epoch.ids) if needed == whole else placement.remote_samples
+    most = round(needed * (1 + OVERHEAD)) + samples * SAMPLE_OVERHEAD_BYTES + OVERHEAD_BYTES
+    expected = f"{needed} to {most}{share} bytes on the data interface (no hidden cache, and nothing else)"
     if needed:
-        yield epoch.check_count("bytes_received", expected, received, "bytes", (needed, math.inf))
+        yield epoch.check_count("bytes_received", expected, received, "bytes", (needed, most))
     else:
         yield epoch.check("bytes_received", expected, "no sample lies beyond the link", NOT_APPLICABLE)
     if share:
@@ -303,6 +316,25 @@ def _check_labels(epoch: _JudgedEpoch) -> Check:
     return epoch.check("labels", expected, actual, not len(wrong))
 
 
+def _check_content(epoch: _JudgedEpoch) -> Check:
+    """Judge the samples that the cell's ranks chose at random and compared with what the pipeline makes of them."""
+    expected = "samples chosen at random are what the pipeline makes of their files"
+    events = [one for one in epoch.data.events if one["event"] in (CONTENT, f"rank.{CONTENT}")]
+    found = [one for one in events if one["epoch"] == epoch.row.epoch]
+    if not events:
+        return epoch.check("content", expected, "not compared: by a version without this rule", WARN)
+    if len(found) < max(1, len(epoch.data.cell.ranks)):
+        return epoch.check("content", expected, "not compared", UNKNOWN)
+    count, wrong = sum(len(one["compared"]) for one in found), [each for one in found for each in one["wrong"].items()]
+    if wrong:
+        sample_id, why = wrong[0]
+        return epoch.check("content", expected, f"{len(wrong)} of {count} wrong: of sample {sample_id}, {why}", FAIL)
+    if not count:
+        return epoch.check("content", expected, next(one["reason"] for one in found), NOT_APPLICABLE)
+    by_form = "; their random numbers are not the pipeline's, so that copies and constants alone are found"
+    return epoch.check("content", expected, f"{count} compared{by_form * any(one['by_form'] for one in found)}", PASS)
+
+
 def _check_shuffled(epoch: _JudgedEpoch) -> Check:
     """Judge whether an earlier epoch had the same order. Few samples may have it again by chance."""
     expected = "an order of samples that no earlier epoch of the cell had"
@@ -340,6 +372,48 @@ def _check_step_time(epoch: _JudgedEpoch) -> Check:
         return epoch.check("step_time", expected, "no step is emulated", NOT_APPLICABLE)
     actual = f"the median {100 * stretch[0]:+.2f} %, all {100 * stretch[1]:+.2f} %"
     return epoch.check("step_time", expected, actual, max(map(abs, stretch)) <= limit_pct / 100)
+
+
+def _check_setup_work(epoch: _JudgedEpoch) -> Check:
+    """Warn of a loader that received or computed much before its first epoch, where no clock runs."""
+    percent = epoch.limits.setup_pct
+    expected = f"set-up takes at most {percent:g} % of the epoch's CPU seconds, and of its bytes"
+    work = measure_set_up(epoch.data.events, epoch.row.epoch)
+    if epoch.row.epoch != min(epoch.data.batches):
+        return epoch.check("setup_work", expected, "not the first epoch of the cell", NOT_APPLICABLE)
+    if work.cpu_s is None or work.epoch_cpu_s is None:
+        return epoch.check("setup_work", expected, "not measured: by a version without this rule", WARN)
+    most_s = max(epoch.limits.early_cpu_s * max(1, len(epoch.data.cell.ranks)), work.epoch_cpu_s * percent / 100)
+    padding = int(str(epoch.data.cell.stats.get("padding_bytes", 0)))
+    most_bytes = max(EARLY_BYTES, epoch.row.bytes * percent / 100) + padding * (1 + OVERHEAD)
+    actual = f"{work.cpu_s:.2f} s of CPU beside {work.epoch_cpu_s:.2f} s in the epoch"
+    if work.rx_bytes is not None:
+        actual += f", {work.rx_bytes} of {epoch.row.bytes} bytes"
+        actual += f", {padding} of them padding that the loader asked for" if padding else ""
+    is_small = work.cpu_s <= most_s and (work.rx_bytes or 0) <= most_bytes
+    return epoch.check("setup_work", expected, actual, PASS if is_small else WARN)
+
+
+def _check_local_reads(epoch: _JudgedEpoch) -> Check:
+    """Judge whether an epoch of local samples, before which caches were dropped, read them from the disk."""
+    expected = f"≥ {LEAST_READ:g} of the samples' bytes read from disks, for caches were dropped before the epoch"
+    data, cell = epoch.data, epoch.data.cell
+    read, needed = measure_storage_read(data, epoch.start, epoch.end), data.count_bytes(epoch.row.epoch)
+    is_first = epoch.row.epoch == min(data.batches)
+    why_not = {
+        "samples lie beyond a link": not is_local(data),
+        READS_ONCE: cell.reads == "once",
+        "caches were not dropped": not cell.caches or not (is_first or cell.cold == "epoch"),
+        f"caches were dropped in part: {cell.caches}": cell.caches != DROPPED,
+        "reads were not counted": read is None,
+        "the files are on no disk of which the kernel counts reads": not read and not cell.on_disk,
+    }
+    for reason, applies in why_not.items():
+        if applies:
+            return epoch.check("local_reads", expected, reason, NOT_APPLICABLE)
+    assert read is not None
+    actual = f"{read} of {needed} bytes ({read / max(1, needed):.2f})"
+    return epoch.check("local_reads", expected, actual, read >= LEAST_READ * needed)
 
 
 def _check_ticks(epoch: _JudgedEpoch, host: HostRecord | None = None) -> Check:

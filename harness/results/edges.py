@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from harness.cell.events import CellEvent
+from harness.cell.events import SET_UP, CellEvent
 
 _OF_RANK: Final = "rank."
 _EPOCH_EDGES: Final = ("epoch_start", "epoch_end")
@@ -65,13 +65,28 @@ class Early:
 
 def measure_early(events: Iterable[CellEvent], epoch: int) -> Early:
     """Return the work after a cell's set-up, or after the epoch before, until an epoch's start."""
-    spans = [_find_span(of_rank, epoch) for of_rank in _sort_by_rank(events).values()]
+    return _measure_work([_find_span(of_rank, epoch) for of_rank in _sort_by_rank(events).values()])
+
+
+def _measure_work(spans: Sequence[tuple[CellEvent, CellEvent, CellEvent]]) -> Early:
+    """Return the work of all ranks before an epoch, each from an event to the epoch's start; its end comes last."""
     received = [measure_growth(before, start, "rx_bytes") for before, start, _ in spans]
     return Early(
         cpu_s=add_known(measure_growth(before, start, "cell_cpu_s") for before, start, _ in spans),
         rx_bytes=None if None in received else max(received),
         epoch_cpu_s=add_known(measure_growth(start, end, "cell_cpu_s") for _, start, end in spans),
     )
+
+
+def measure_set_up(events: Iterable[CellEvent], epoch: int) -> Early:
+    """Return the work from before a cell's loader was made until an epoch's start; unknown for all but the first."""
+    spans = []
+    for of_rank in _sort_by_rank(events).values():
+        edges = find_epoch_edges(of_rank)
+        start, end = edges.get(epoch, ({}, {}))
+        begun = next((one for one in of_rank if one["event"] == SET_UP), {})
+        spans.append((begun if epoch == min(edges, default=None) else {}, start, end))
+    return _measure_work(spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +131,7 @@ def _sort_by_rank(events: Iterable[CellEvent]) -> dict[int, list[CellEvent]]:
     for event in events:
         kind = str(event["event"])
         own = kind.removeprefix(_OF_RANK)
-        if own in (*_EPOCH_EDGES, *_WORK_ENDS):
+        if own in (SET_UP, *_EPOCH_EDGES, *_WORK_ENDS):
             by_rank.setdefault(0 if own == kind else event["rank"], []).append({**event, "event": own})
     return by_rank
 

@@ -13,7 +13,14 @@ from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
 from harness.config.regime import Regime
 from harness.results.cell_folder import CellData, EpochBatches
-from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others, sum_over_ranks
+from harness.results.edges import (
+    find_epoch_edges,
+    measure_early,
+    measure_growth,
+    measure_others,
+    measure_set_up,
+    sum_over_ranks,
+)
 from harness.results.epoch_row import RankRow
 from harness.results.make_rows import make_rank_rows, select_resources
 from harness.testbed.caches import MAPPED_STAY
@@ -91,6 +98,11 @@ class EpochMetrics:
     """The part of `cell_cpu_s` in user mode."""
     cpu_system_s: float | None
     """The part of `cell_cpu_s` in the kernel."""
+    setup_cpu_s: float | None
+    """CPU seconds of the cell and its workers from before the loader was made until the first epoch's start; None for
+    other epochs."""
+    setup_rx_bytes: int | None
+    """Bytes received on the data interface in this time, of several ranks by the node that received most."""
     early_cpu_s: float | None
     """CPU seconds of the cell and its workers after set-up, or after the epoch before, until the epoch's start."""
     early_rx_bytes: int | None
@@ -207,7 +219,8 @@ def _measure_epoch(
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
     taken, link = measure_others(start, end), summarize_pings(data, start, end)
-    early, carried = measure_early(data.events, epoch), data.link.get_epoch(epoch)
+    early, set_up = measure_early(data.events, epoch), measure_set_up(data.events, epoch)
+    carried = data.link.get_epoch(epoch)
     return EpochMetrics(
         cell_id=data.cell.cell_id,
         epoch=epoch,
@@ -224,9 +237,11 @@ def _measure_epoch(
         cell_cpu_s=sum_over_ranks(data.events, epoch, "cell_cpu_s"),
         cpu_user_s=sum_over_ranks(data.events, epoch, "cell_user_s"),
         cpu_system_s=sum_over_ranks(data.events, epoch, "cell_system_s"),
+        setup_cpu_s=set_up.cpu_s,
+        setup_rx_bytes=set_up.rx_bytes,
         early_cpu_s=early.cpu_s,
         early_rx_bytes=early.rx_bytes,
-        storage_read_bytes=_measure_storage_read(data, start, end),
+        storage_read_bytes=measure_storage_read(data, start, end),
         read_amplification=_compute_amplification(data, start, end),
         pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
         rss_peak_bytes=_find_max(row.rss_bytes for row in seen),
@@ -247,9 +262,9 @@ def _measure_epoch(
     )
 
 
-def _measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> int | None:
-    """Return the bytes read from disks where the samples are stored."""
-    if data.cell.hosts and not _is_local(data):
+def measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> int | None:
+    """Return the bytes read from disks where the samples are stored; None where they were not counted."""
+    if data.cell.hosts and not is_local(data):
         return data.cell.storage_reads.get(start["epoch"])
     if len({rank.host for rank in data.cell.ranks}) > 1:
         return None
@@ -257,20 +272,20 @@ def _measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> i
         measure_growth(start, end, f"{part}_read_bytes") for part in ("daemon", "mount") if f"{part}_cpu_s" in start
     ]
     # What the cell reads itself is code, where all samples come from a daemon or a mount.
-    is_own = not served or _is_local(data) or data.cell.placement.kind != "remote"
+    is_own = not served or is_local(data) or data.cell.placement.kind != "remote"
     own = [sum_over_ranks(data.events, start["epoch"], "cell_read_bytes")] if is_own else []
     return None if None in (*served, *own) else int(sum((*served, *own)))
 
 
-def _is_local(data: CellData) -> bool:
+def is_local(data: CellData) -> bool:
     """Whether all samples lie on the node that trains."""
     return data.cell.regime.is_local or data.cell.placement.kind == "local"
 
 
 def _compute_amplification(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
     """Return the bytes read from disks over the bytes of the samples that came from there."""
-    read, placement = _measure_storage_read(data, start, end), data.cell.placement
-    remote_alone = bool(data.cell.hosts) and not _is_local(data) and placement.kind == "half"
+    read, placement = measure_storage_read(data, start, end), data.cell.placement
+    remote_alone = bool(data.cell.hosts) and not is_local(data) and placement.kind == "half"
     brought = placement.remote_bytes if remote_alone else data.count_bytes(start["epoch"])
     was_cold = bool(data.cell.caches) and MAPPED_STAY not in data.cell.caches
     stayed_cold = was_cold and not measure_growth(start, end, "cache_drops")

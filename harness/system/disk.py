@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,14 @@ def check_writable(key: str, folder: Path) -> None:
             f"{key}={folder}: {parent} cannot be written ({error.strerror}); choose a folder that can be written"
         ) from error
     check_room(key, parent)
+
+
+def is_on_disk(path: Path) -> bool:
+    """Return whether a file or folder is there, on a block device: not in memory, on an overlay or on a network."""
+    try:
+        return os.major(path.stat().st_dev) != 0
+    except OSError:
+        return False
 
 
 def check_room(key: str, folder: Path, min_bytes: int = _MIN_BYTES) -> None:

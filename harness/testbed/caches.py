@@ -18,6 +18,8 @@ Caches = Literal["all", "tree"]
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 PAGES_AND_INODES = "3"  # Linux Documentation/admin-guide/sysctl/vm.rst
+DROPPED: Final = "vm.drop_caches"
+"""How caches were dropped where nothing of them stays."""
 MAPPED_STAY: Final = "mapped pages stay"
 """Ends how caches were dropped where processes keep pages of the files."""
 _PROCESS_MADVISE: Final = 440  # process_madvise(2), since Linux 5.10; the same number on every architecture
@@ -57,7 +59,7 @@ def drop_caches(root: Path, caches: Caches = "all", mounted: Sequence[Path] = ()
         except OSError:
             pass  # inside a user namespace or a container even root may not
         else:
-            return f"vm.drop_caches{stay}"
+            return f"{DROPPED}{stay}"
     _advise_away(root)
     return f"fadvise{stay}"
 

@@ -14,7 +14,7 @@ import math
 import time
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 from loaders.pipeline import Item
 
@@ -35,6 +35,8 @@ class LightStep:
     """Factor on the time."""
     passing: Passing = "sleep"
     name: str = "LightStep"
+    only_waits: ClassVar[bool] = True
+    """Whether the step changes nothing of a sample, so that a check of a sample leaves it out."""
 
     def __post_init__(self) -> None:
         for key, value in (("seconds", self.seconds), ("time_scale", self.time_scale)):

@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -50,6 +50,7 @@ class TimedPipeline(ClassPipeline):
 class _Sleep:
     of: TimedPipeline
     name: str = "Sleep"
+    only_waits: ClassVar[bool] = True
 
     def __call__(self, item: Item) -> Item:
         slots: AbstractContextManager[Any] = nullcontext() if self.of.slots is None else self.of.slots

@@ -201,8 +201,8 @@ class StreamingLoader(RecordLoader):
 
         Seconds: `wait_s` of the caller for a batch; `network_wait_s`, `decode_wait_s` and `consumer_wait_s` in which
         the loader could only wait for the network, the decoder or the caller; `verify_s` of checksums. Counts:
-        `streams`, `prefetch_batches` that the links need, `wire_bytes` of all frames, `asked_again` (requests repeated
-        after a lost connection), `damaged`, `stale` (answers that came twice).
+        `streams`, `prefetch_batches` that the links need, `padding_bytes` asked for at first, `wire_bytes` received,
+        `asked_again` (requests repeated after a lost connection), `damaged`, `stale` (answers that came twice).
         """
         stats = super().stats()
         if self._connections is not None:
@@ -210,6 +210,7 @@ class StreamingLoader(RecordLoader):
             stats.details |= {
                 "verify_s": counters.verify_s,
                 "prefetch_batches": self._connections.window.batches,
+                "padding_bytes": self._settings.warm_bytes * len(self._connections.daemons),
                 "streams": self._settings.streams * len(self._connections.daemons),
                 "wire_bytes": counters.bytes,
                 "asked_again": counters.asked_again,

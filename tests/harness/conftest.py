@@ -9,7 +9,7 @@ from energymon.reading import Reading
 from harness.results.cell_folder import CellData, EpochBatches
 from harness.results.cells import CellRecord, LinkRecord
 from harness.results.files import parse_value
-from tests.harness.records import START, S
+from tests.harness.records import START, S, compared
 
 
 def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
@@ -74,6 +74,8 @@ def stored(**changes):
             "duration_ns": 4 * S,
             **counters(cpu_busy_s=4.0, cpu_total_s=8.0, **quiet()),
         },
+        compared(1),
+        {**made, "event": "set_up", "rx_bytes": 0, "cell_cpu_s": 0.0},
     ]
     whole = CellData(
         cell=parse_value(CellRecord, cell),

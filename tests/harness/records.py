@@ -27,6 +27,12 @@ def change(data, *, cell=None, link=None, **parts):
     )
 
 
+def compared(epoch, count=4, **found):
+    """Return the event of an epoch of which samples were compared, by default none of them wrong."""
+    known = {"compared": list(range(count)), "wrong": {}, "by_form": False, "reason": "", "seconds": 0.1}
+    return {"event": "content", "epoch": epoch, "utc_ns": START + 9 * S, "mono_ns": 9 * S, **known, **found}
+
+
 def with_events(data, start=None, end=None, more=()):
     """Return the data of a cell with counters of the epoch's first and last event changed, and with more events."""
     made, first, last = data.events[:3]
@@ -35,8 +41,8 @@ def with_events(data, start=None, end=None, more=()):
 
 def with_epochs(data, *epochs):
     """Return the data of a cell with more epochs, each as the first one: by number, the batches of each."""
-    _, start, end = data.events
-    more = [{**event, "epoch": epoch} for epoch, _ in epochs for event in (start, end)]
+    _, start, end = data.events[:3]
+    more = [{**event, "epoch": epoch} for epoch, _ in epochs for event in (compared(epoch), start, end)]
     return replace(data, events=[*data.events, *more], batches=data.batches | dict(epochs))
 
 

@@ -14,7 +14,7 @@ from harness.testbed.base import ProbeResult
 from harness.testbed.link.measure.bounds import list_link_bounds, predict_jitter
 from harness.testbed.link.measure.watch import Ping
 from tests.harness.conftest import batches
-from tests.harness.records import PROBE, START, S, change, with_epochs, with_events
+from tests.harness.records import PROBE, START, S, change, compared, with_epochs, with_events
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
 
@@ -49,7 +49,7 @@ def test_a_good_row_is_valid(remote):
     valid, rules = judged(remote())
     assert valid == "valid"
     unjudged = {rule for rule, verdict in rules.items() if verdict == "not applicable"}
-    assert unjudged == {"spread", "clock_offset", "shuffled", "step_time"}
+    assert unjudged == {"spread", "clock_offset", "shuffled", "step_time", "local_reads"}
     assert {verdict for rule, verdict in rules.items() if rule not in unjudged} == {"pass"}
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
 
@@ -64,6 +64,7 @@ def test_a_good_row_is_valid(remote):
         ({"before": {**PROBE, "rate_gbit": None}}, "rate_before"),
         ({"epochs": [{"epoch": 1, "rx_bytes": 4000}]}, "no_drops"),
         ({"epochs": [{"epoch": 1, "rx_bytes": 2999, "drops": 0}]}, "bytes_received"),
+        ({"epochs": [{"epoch": 1, "rx_bytes": 1_100_000, "drops": 0}]}, "bytes_received"),
         ({"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 2}]}, "no_drops"),
         ({"epochs": []}, "bytes_received"),
     ],
@@ -616,3 +617,74 @@ def test_the_processes_that_took_the_cpu_are_named(stored, quiet):
         "python train.py (process 41) used 1.50 s; java (process 42) used 0.25 s; sh (process 43) used 0.10 s" in valid
     )
     assert "cron" not in valid
+
+
+def content_of(data, *found, **cell):
+    """Return the rule's result for the epoch of a cell of which such events of compared samples are stored."""
+    events = [event for event in data.events if event["event"] != "content"]
+    data = change(replace(data, events=[*events, *found]), cell=cell)
+    _, checks = judge([data], make_epoch_rows(data), Tolerances())
+    return next((check.verdict, check.actual) for check in checks if check.rule == "content")
+
+
+def test_a_sample_that_is_not_what_the_pipeline_makes_is_named(stored):
+    wrong = compared(1, wrong={"3": "all of its data are 0"})
+    assert content_of(stored(), compared(1)) == ("pass", "4 compared")
+    assert content_of(stored(), wrong) == ("fail", "1 of 4 wrong: of sample 3, all of its data are 0")
+    assert content_of(stored(), wrong, reads="once")[0] == "not applicable"
+
+
+def test_samples_that_could_not_be_made_again_are_told_from_those_that_nobody_looked_at(stored):
+    away = "the samples' files are not on the node that trains"
+    assert content_of(stored(), compared(1, count=0, reason=away)) == ("not applicable", away)
+    assert content_of(stored(), compared(2)) == ("unknown", "not compared")
+    assert content_of(stored()) == ("warn", "not compared: by a version without this rule")
+
+
+@pytest.mark.parametrize(
+    ("read", "cell", "verdict"),
+    [
+        (3000, {}, "pass"),
+        (2701, {}, "pass"),
+        (2699, {}, "fail"),
+        (570, {}, "fail"),
+        (0, {"on_disk": True}, "fail"),
+        (0, {"on_disk": False}, "not applicable"),
+        (None, {}, "not applicable"),
+        (570, {"caches": ""}, "not applicable"),
+        (570, {"caches": "fadvise"}, "not applicable"),
+        (570, {"caches": "vm.drop_caches, mapped pages stay"}, "not applicable"),
+        (570, {"reads": "once"}, "not applicable"),
+        (570, {"regime": REGIME}, "not applicable"),
+    ],
+)
+def test_an_epoch_of_local_samples_reads_them_from_the_disk_where_caches_were_dropped(read, cell, verdict, stored):
+    data = change(with_events(stored(), {"cell_read_bytes": 0}, {"cell_read_bytes": read}), cell=cell_of(cell))
+    assert judged(data)[1]["local_reads"] == verdict
+
+
+def cell_of(changed):
+    """Return the keys of a cell before whose epochs caches were dropped."""
+    return {"caches": "vm.drop_caches", **changed}
+
+
+def test_a_later_epoch_reads_from_the_disk_where_caches_are_dropped_before_each(stored):
+    data = with_events(stored(), {"cell_read_bytes": 0}, {"cell_read_bytes": 570})
+    data = with_epochs(data, (2, data.batches[1]))
+    found = {}
+    for cold in ("epoch", "cell"):
+        one = change(data, cell=cell_of({"cold": cold}))
+        _, checks = judge([one], make_epoch_rows(one), Tolerances())
+        found[cold] = [check.verdict for check in checks if check.rule == "local_reads"]
+    assert found == {"epoch": ["fail", "fail"], "cell": ["fail", "not applicable"]}
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "rx_bytes", "verdict"),
+    [(0.4, 0, "pass"), (0.9, 0, "pass"), (1.1, 0, "warn"), (0.1, 65_000, "pass"), (0.1, 66_000, "warn")],
+)
+def test_set_up_that_takes_a_tenth_of_an_epoch_is_warned_of(cpu_s, rx_bytes, verdict, remote):
+    begins = {"cell_cpu_s": cpu_s, "rx_bytes": rx_bytes}
+    data = with_events(remote(), begins, {"cell_cpu_s": cpu_s + 10.0, "rx_bytes": rx_bytes})
+    valid, rules = judged(data, early_cpu_pct=100, early_bytes_pct=10_000)
+    assert (valid, rules["setup_work"]) == ("valid", verdict)

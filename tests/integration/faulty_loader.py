@@ -24,6 +24,7 @@ from loaders.shared.options import LoaderOptions, takes_options
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
 HELD_US = 200_000
+SET_UP_S = 1.0
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
 WORK_S = 0.1
@@ -62,6 +63,10 @@ class FaultyLoader(FileLoader):
     @takes_options(LoaderOptions)
     def __init__(self, *, samples: Samples, transform: AnyTransform, socket: str, **keywords: Any) -> None:
         super().__init__(samples, LoaderOptions(**keywords))
+        # Work before the clock, of which the first epoch's row is to warn.
+        ends = time.process_time() + SET_UP_S
+        while time.process_time() < ends:
+            pass
         self._test = Client(socket)
         self._faults: list[str] = self._ask("faults")
 
@@ -96,7 +101,9 @@ class FaultyLoader(FileLoader):
             labels = torch.from_numpy(self._samples.labels[ids % n])
             if fault == "decodes nothing":
                 labels = torch.zeros_like(labels)
-            yield Batch(ids, torch.zeros(len(ids), 1), labels, nbytes)
+            # What a TimedPipeline makes of a file: its length in MB.
+            data = torch.from_numpy(self._samples.sizes[ids % n] / 1e6).to(torch.float32)[:, None]
+            yield Batch(ids, 0 * data if fault == "zeros" else data, labels, nbytes)
             if not start:
                 self._ask(fault)
                 if fault == "throttled":

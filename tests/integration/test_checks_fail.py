@@ -1,6 +1,6 @@
 """Each validity rule refuses a run in which that is broken which the rule guards.
 
-`FAULTS`, `OTHER_LINK`, `SLOWER`, `OF_RUN` and `OF_HOSTS` have every rule. All faults but those of several hosts happen
+`FAULTS`, `OTHER_LINK`, `SLOWER`, `OF_RUN` and `ELSEWHERE` have every rule. All faults but those of `ELSEWHERE` happen
 in one run over a link: its first cell has an epoch for each of them, its second one a link that is not the regime's.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -40,6 +41,7 @@ from joulefeed.signals import Interrupted
 from tests.energymon import trees
 from tests.energymon.nvml import fake
 from tests.integration.runs import CpuGroup, places, wait_until
+from tests.rules import MATRIX
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [
@@ -52,7 +54,7 @@ pytestmark = [
 ]
 
 FAULTS = {
-    "clean": ("alone",),
+    "clean": ("alone", "setup_work"),
     "hog": ("others_cpu", "spread"),
     "steal": ("steal",),
     "loses time": ("cpu_parts",),
@@ -65,12 +67,14 @@ FAULTS = {
     "disks are busy": ("pressure_io",),
     "full queue": ("no_drops",),
     "local half travels": ("local_bytes",),
+    "others travel": ("bytes_received",),
     "reads nothing": ("bytes_received",),
     "loses": ("exactly_once",),
     "repeats": ("exactly_once",),
     "invents": ("exactly_once",),
     "miscounts": ("loader_bytes",),
     "decodes nothing": ("labels",),
+    "zeros": ("content",),
     "replays": ("shuffled",),
     "keeps the lock": ("step_time",),
     "reads ahead": ("early_work",),
@@ -81,7 +85,7 @@ FAULTS = {
     "wrong from here on": ("rtt_after", "rate_after"),
 }
 """The faults of the first cell's epochs, in their order, and the rules that each is for. Another run is there from the
-first epoch on."""
+first epoch on, and the loader computes before it."""
 OTHER_LINK = (
     *("rtt_before", "rate_before", "jitter_before", "jitter_after"),
     *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
@@ -92,8 +96,23 @@ SLOWER = ("frequency",)
 """After the second cell the same work takes the processor three times as long."""
 OF_RUN = ("same_place", "whole_cell")
 """The second cell runs in another environment, and a byte of the first one is changed."""
-OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
-WARNS = {"cpu_parts", "energy_agent", "sensors", "alone", "spread", "same_place", "paths", "pressure_io", "frequency"}
+ELSEWHERE = {
+    "missed_ticks_HOST": "integration/test_hosts_run.py",
+    "clock_offset_HOST": "integration/test_hosts_run.py",
+    "local_reads": "harness/test_lying_loaders.py",
+}
+"""Rules of which other tests break the one: of other hosts, and of files that lie on the node that trains."""
+WARNS = {
+    "cpu_parts",
+    "energy_agent",
+    "sensors",
+    "alone",
+    "spread",
+    "same_place",
+    "paths",
+    "pressure_io",
+    "frequency",
+} | {"setup_work"}
 BUSY = {"others_cpu", "steal", "missed_ticks", "pressure_memory", "step_time"} | {
     *("link_held", "link_pause", "link_in_epoch")
 }
@@ -107,7 +126,7 @@ TOO_LATE_MS = 3.0
 """One-way delay of the calibration that is wrong."""
 EXPERIMENT = """# @package _global_
 defaults:
-  - /workload@workloads.resnet50: resnet50
+  - /workload@workloads.resnet50: textbook
   - override /dataset: imagenet_small
   - override /accelerator: emulated
   - override /testbed: netns
@@ -275,6 +294,9 @@ class Saboteur:
     def _local_half_travels(self) -> None:
         self._send(self.testbed.storage.namespace, COMPUTE_ADDRESS, 500)
 
+    def _others_travel(self) -> None:
+        self._send(self.testbed.storage.namespace, COMPUTE_ADDRESS, 3000)
+
     def _send(self, namespace: str, address: str, packets: int) -> None:
         send = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
         send += f"for _ in range({packets}): s.sendto(bytes(1400), ({address!r}, 9))"
@@ -388,7 +410,7 @@ def checks(run_folder):
     content[100] ^= 1
     batches.write_bytes(content)
     again = [one for one in collect.collect(run).checks if one.rule == "whole_cell"]
-    return found + [{"cell_id": one.cell_id, "epoch": None, "rule": one.rule, "verdict": one.verdict} for one in again]
+    return found + [asdict(one) for one in again]
 
 
 def verdicts_of(checks, rule, fault=None):
@@ -447,6 +469,18 @@ def test_a_link_that_stays_wrong_is_probed_three_times_and_its_cell_is_refused(r
 
 def test_every_rule_is_shown_to_refuse_a_fault():
     shown = {rule for rules in FAULTS.values() for rule in rules}
-    assert shown | {*OTHER_LINK, *SLOWER, *OF_RUN, *OF_HOSTS} == RULES | set(OF_RUN)
-    for rule, name in OF_HOSTS.items():
-        assert rule.replace("HOST", "storage1") in Path(__file__).with_name(name).read_text()
+    assert shown | {*OTHER_LINK, *SLOWER, *OF_RUN, *ELSEWHERE} == RULES | set(OF_RUN)
+    for rule, name in ELSEWHERE.items():
+        assert rule.replace("HOST", "storage1") in (ROOT / "tests" / name).read_text()
+
+
+@pytest.mark.parametrize("rule", sorted(RULES.union(OF_RUN).difference(ELSEWHERE)))
+def test_the_user_sees_what_the_page_of_results_says(rule, checks):
+    fault, pattern = MATRIX[rule].fault, MATRIX[rule].pattern
+    epoch = list(FAULTS).index(fault) + 1 if fault in FAULTS else None
+    seen = [
+        one["actual"]
+        for one in checks
+        if one["rule"] == rule and (epoch is None or (one["epoch"] == epoch and "-near-" in one["cell_id"]))
+    ]
+    assert any(pattern.fullmatch(one) for one in seen), seen

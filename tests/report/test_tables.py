@@ -1,10 +1,12 @@
 import io
 import json
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from harness.report import print_report, read_report, render
+from harness.report.costs import make_cost_table
 from harness.report.remarks import write_headline
 from harness.report.summary import summarise
 from harness.results.reader import read_results
@@ -180,6 +182,18 @@ def test_the_cost_of_shards_is_spread_over_the_epochs_that_read_them(build):
     assert "6.00 s, 5.00 s of CPU, 60.0 J (estimate), once: 57.6 MB of files are 57.9 MB of shards" in text
     assert "6.00 s and 60.0 J over one epoch, 1.00 s and 10.0 J over the 6 of this run" in text
     assert "0.0600 s and 0.600 J over 100" in text
+
+
+def test_the_computing_of_set_up_is_shown_as_a_share_of_the_first_epoch_s(build_sweep):
+    folder = build_sweep(figures=("spdl_table2",)).write()
+    metrics = pd.read_parquet(folder / "metrics.parquet")
+    metrics.assign(setup_cpu_s=[0.45 if one == 1 else None for one in metrics["epoch"]]).to_parquet(
+        folder / "metrics.parquet"
+    )
+    results = read_results(folder)
+    table = make_cost_table(results, summarise(results), "resnet50")
+    place = [head.name for head in table.heads].index("set-up CPU")
+    assert {row[place] for row in table.rows} == {"15 %"}
 
 
 def test_a_bound_is_compared_with_no_loader_and_each_loader_with_it(build):

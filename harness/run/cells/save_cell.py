@@ -30,6 +30,7 @@ from harness.results.files import parse_value, write_json
 from harness.results.make_rows import to_readings_ns
 from harness.run.cells.context import CellContext, CellMeasurement
 from harness.run.cells.rank_files import LOADER_EVENTS, join_batches, rank_events, rank_records, temporary_files
+from harness.system.disk import is_on_disk
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.measure.watch import ping_bytes
 
@@ -65,6 +66,8 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
         placement=parse_value(PlacementRecord, dataset.placed.describe()),
         mount=measured.access.mount,
         caches=measured.caches,
+        cold=experiment.testbed.cold,
+        on_disk=is_on_disk(measured.access.source),
         storage_reads=measured.storage_reads,
         memory=measured.memory,
         daemon_memory=measured.daemon_memory,

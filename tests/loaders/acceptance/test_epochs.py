@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.cell.content import MAX_SAMPLES, Comparison, KeptSamples
 from loaders import Batch, ImageTransform, LoaderError
 from loaders.pipeline.detection import DetectionPipeline
 from loaders.pipeline.speech import SpeechPipeline
@@ -53,9 +54,12 @@ def test_every_epoch_of_every_seed_gives_every_sample_once_in_an_order_of_its_ow
         assert ids_of(collect(loader, 1)) == orders[7, 1]
 
 
-def test_batches_are_what_the_pipeline_makes_of_the_same_samples(any_pair, collect, reference):
+def test_batches_are_what_the_pipeline_makes_of_the_same_samples(any_pair, collect, reference, tmp_path):
+    samples, pipeline = any_pair.data.samples, any_pair.data.pipeline
+    kept = KeptSamples(len(samples))
     with any_pair.make(seed=3) as loader:
         for batch in collect(loader, 2):
+            kept.take(batch)
             expected = reference(any_pair.data, batch, 3, 2)
             assert batch.data.shape == expected.data.shape and batch.data.dtype == expected.data.dtype
             assert torch.equal(batch.labels, expected.labels)
@@ -71,6 +75,10 @@ def test_batches_are_what_the_pipeline_makes_of_the_same_samples(any_pair, colle
                     assert difference.max() <= any_pair.entry.deviations
                 case _:
                     assert torch.equal(batch.data, expected.data)
+    samples.save(tmp_path / "samples.parquet")
+    # By the harness's rule, too.
+    found = Comparison(tmp_path / "samples.parquet", None, pipeline, 3, augments_itself=False).compare(2, kept.rows)
+    assert (len(found.compared), found.wrong, found.by_form) == (MAX_SAMPLES, {}, False)
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (1, 16), (5, 16), (16, 8)])
