@@ -98,6 +98,11 @@ class LoaderSpec(ComponentSpec):
     """The environment of its own in which the cell's process runs; None for the harness's own."""
     regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
     """The regimes in which it runs; empty for all of them."""
+    readers: Literal["auto"] | None = None
+    """auto: how many files are read at once is found for each workload and regime, before the first epoch; None: what the
+    arguments say."""
+    readers_argument: str = ""
+    """The argument that is the number of files read at once; empty where there is none."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -105,7 +110,17 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}
+        return {
+            "reads",
+            "daemon",
+            "secure",
+            "environment",
+            "regimes",
+            "readers",
+            "readers_argument",
+            "_base_",
+            "_setting_",
+        }
 
     @field_validator("daemon", mode="before")
     @classmethod
@@ -335,6 +350,8 @@ class Experiment(Section):
                 "testbed.link=relay or auto"
             )
         for key, loader in self.loaders.items():
+            if loader.readers == "auto":
+                yield from self._problems_of_readers(key, loader)
             for regime in loader.regimes:
                 if regime not in self.regimes:
                     yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
@@ -353,6 +370,18 @@ class Experiment(Section):
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
+
+    def _problems_of_readers(self, key: str, loader: LoaderSpec) -> Iterator[str]:
+        where = f"loaders.{key}.readers=auto"
+        if not loader.readers_argument or loader.reads != "files":
+            yield f"{where}: expected a loader of files whose section names its number of readers by readers_argument"
+        elif loader.readers_argument in loader.setting:
+            yield f"{where}: the sweep sets {loader.readers_argument}; leave one of them out"
+        elif self.distributed.world_size > 1:
+            yield (
+                f"{where}: distributed.world_size={self.distributed.world_size}, and the number is found for one rank; "
+                f"set {loader.readers_argument}"
+            )
 
     @cached_property
     def datasets(self) -> Mapping[str, ComponentSpec]:

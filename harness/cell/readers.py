@@ -1,0 +1,53 @@
+"""Measures, in a cell's process, how quickly a loader brings samples when it reads so many files at once.
+
+The driver sends `{"readers": n}` for every number, and `{"readers": 0}` at the end (harness.run.cells.readers).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from harness.cell.loader import make_loader
+from harness.cell.messages import CellSpec
+from loaders.base import Batch, Loader
+
+if TYPE_CHECKING:
+    from harness.workloads import Workload
+    from harness.workloads.accelerator import Step
+
+_BATCH: Final = 4
+"""Samples of a batch, so that every reader brings a few batches in a short time."""
+_PIECE_NS: Final = 700_000_000
+"""Least time that is measured."""
+
+
+def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int, epoch: int) -> float | None:
+    """Return samples/s of a piece of an epoch with so many readers; None where the epoch is too short for it.
+
+    `epoch` chooses the order of the samples.
+    """
+    params = {**spec.loader.params, spec.loader.readers_argument: readers}
+    tried = replace(spec, loader=spec.loader.model_copy(update={"params": params}))
+    with make_loader(tried, workload, step.device, batch_size=min(_BATCH, workload.batch_size)) as loader:
+        return measure_rate(loader, step, readers, epoch)
+
+
+def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, epoch: int) -> float | None:
+    """Return samples/s from the first round of batches on, in which each reader may bring one, to another round's end.
+
+    Workers start within the first round, and those that work by batch bring the batches of a round at once.
+    """
+    done, first, last = 0, (0, 0), (0, 0)
+    for number, batch in enumerate(loader.epoch(epoch), 1):
+        step(batch)
+        done += len(batch.ids)
+        if number % readers:
+            continue
+        last = (time.monotonic_ns(), done)
+        first = last if number == readers else first
+        if last[0] - first[0] >= _PIECE_NS:
+            break
+    return 1e9 * (last[1] - first[1]) / (last[0] - first[0]) if last > first else None
