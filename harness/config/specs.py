@@ -99,8 +99,8 @@ class LoaderSpec(ComponentSpec):
     regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
     """The regimes in which it runs; empty for all of them."""
     readers: Literal["auto"] | None = None
-    """auto: how many files are read at once is found for each workload and regime, before the first epoch; None: what the
-    arguments say."""
+    """auto: how many files are read at once is found before the first epoch, for each workload and regime; None: what
+    the arguments say."""
     readers_argument: str = ""
     """The argument that is the number of files read at once; empty where there is none."""
     base: str = Field(default="", validation_alias="_base_")
@@ -110,17 +110,8 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        return {
-            "reads",
-            "daemon",
-            "secure",
-            "environment",
-            "regimes",
-            "readers",
-            "readers_argument",
-            "_base_",
-            "_setting_",
-        }
+        ours = {"reads", "readers", "readers_argument", "daemon", "secure", "environment", "regimes"}
+        return ours | {"_base_", "_setting_"}
 
     @field_validator("daemon", mode="before")
     @classmethod
@@ -350,11 +341,7 @@ class Experiment(Section):
                 "testbed.link=relay or auto"
             )
         for key, loader in self.loaders.items():
-            if loader.readers == "auto":
-                yield from self._problems_of_readers(key, loader)
-            for regime in loader.regimes:
-                if regime not in self.regimes:
-                    yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
+            yield from self._problems_of_loader(key, loader)
         if self.testbed.kind == "ssh" and not self.testbed.inventory:
             yield (
                 "testbed=ssh: expected testbed.inventory=FILE, an Ansible inventory of the hosts; "
@@ -371,8 +358,13 @@ class Experiment(Section):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
 
-    def _problems_of_readers(self, key: str, loader: LoaderSpec) -> Iterator[str]:
+    def _problems_of_loader(self, key: str, loader: LoaderSpec) -> Iterator[str]:
+        for regime in loader.regimes:
+            if regime not in self.regimes:
+                yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
         where = f"loaders.{key}.readers=auto"
+        if loader.readers is None:
+            return
         if not loader.readers_argument or loader.reads != "files":
             yield f"{where}: expected a loader of files whose section names its number of readers by readers_argument"
         elif loader.readers_argument in loader.setting:

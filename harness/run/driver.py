@@ -105,9 +105,8 @@ def measure(
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
-                context = CellContext(
-                    experiment, folder, testbed, agent, hosts, stored, session.name, read_found(folder)
-                )
+                found = read_found(folder)
+                context = CellContext(experiment, folder, testbed, agent, hosts, stored, session.name, found)
                 _point_latest(folder, progress)
                 failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:

@@ -49,10 +49,8 @@ def find_next(rates: Mapping[int, float | None]) -> int | None:
     known = {number: rate for number, rate in rates.items() if rate is not None}
     later = [number for number in _LADDER if number not in rates]
     if later and len(known) == len(rates):
-        climbed = [number for number in _LADDER if number in known]
-        if not climbed or climbed.index(choose_readers({one: known[one] for one in climbed})) + _NO_GAIN >= len(
-            climbed
-        ):
+        larger = [number for number in known if number > choose_readers(known)] if known else []
+        if len(larger) < _NO_GAIN:
             return later[0]
     between = _BETWEEN.get(choose_readers(known)) if known else None
     return None if between in rates else between

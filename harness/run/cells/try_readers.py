@@ -98,7 +98,7 @@ def _search(context: CellContext, cell: Cell, loader: LoaderSpec, watcher: RunPr
     known = {number: rate for number, rate in rates.items() if rate is not None}
     if not known:
         raise CellError(
-            f"loaders.{loader.base}.readers=auto: {len(data.opened.handle.samples)} samples are too few to find how many "
-            f"to read at once; set {loader.readers_argument} and readers=null"
+            f"loaders.{loader.base}.readers=auto: {len(data.opened.handle.samples)} samples are too few to find how "
+            f"many to read at once; set {loader.readers_argument} and readers=null"
         )
     return FoundReaders(choose_readers(known), known, is_whole)
