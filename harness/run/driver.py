@@ -105,8 +105,9 @@ def measure(
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
-                found = read_found(folder)
-                context = CellContext(experiment, folder, testbed, agent, hosts, stored, session.name, found)
+                context = CellContext(
+                    experiment, folder, testbed, agent, hosts, stored, session.name, read_found(folder)
+                )
                 _point_latest(folder, progress)
                 failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:
