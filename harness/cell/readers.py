@@ -29,8 +29,7 @@ def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int
 
     `epoch` chooses the order of the samples.
     """
-    params = {**spec.loader.params, spec.loader.readers_argument: readers}
-    tried = replace(spec, loader=spec.loader.model_copy(update={"params": params}))
+    tried = replace(spec, loader=spec.loader.read_with(readers))
     with make_loader(tried, workload, step.device, batch_size=min(_BATCH, workload.batch_size)) as loader:
         return measure_rate(loader, step, readers, epoch)
 

@@ -50,9 +50,8 @@ def _runs_in(loader: LoaderSpec, regime: str, *, is_nearest: bool) -> bool:
 
 def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
-    found = {"readers"} if experiment.loaders[loader].readers else set()
     identity: dict[str, Any] = {
-        "loader": experiment.loaders[loader].model_dump(include=_IDENTITY | _LOADER | found),
+        "loader": experiment.loaders[loader].model_dump(include=_IDENTITY | _LOADER),
         "workload": experiment.workloads[workload].model_dump(include=_IDENTITY),
         "regime": experiment.regimes[regime].model_dump(),
         "dataset": experiment.datasets[workload].model_dump(),

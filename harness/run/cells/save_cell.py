@@ -63,7 +63,7 @@ def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: Ce
     record = CellRecord(
         **(asdict(cell) | {"regime": experiment.regimes[cell.regime]}),
         reads=loader.reads,
-        readers=loader.params.get(loader.readers_argument),
+        readers=loader.params.get(loader.readers),
         provenance=context.session,
         dataset=dataset.describe(),
         placement=parse_value(PlacementRecord, dataset.placed.describe()),

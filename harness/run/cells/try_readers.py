@@ -1,6 +1,6 @@
-"""Tries a loader with `readers: auto` before its first cell of a workload and regime, on pieces of an epoch.
+"""Finds how many files a loader reads at once where its config has `auto`, before its first cell of a regime.
 
-Caches are cold. The number that is found is kept for the whole run. The loader's section names the argument that it is.
+The loader is tried on pieces of an epoch with cold caches, and the number is kept for the whole run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from harness.run.progress import RunProgress
 
 
 def with_readers(context: CellContext, cell: Cell, watcher: RunProgress) -> LoaderSpec:
-    """Return the loader of a cell; of one with `readers: auto` with the number that is found, now or before.
+    """Return the loader of a cell; with a number of readers in the place of `auto`, which is found, now or before.
 
     Raises HarnessError where the loader cannot be tried.
     """
     loader = context.experiment.loaders[cell.loader]
-    if loader.readers != "auto":
+    if not loader.finds_readers:
         return loader
     key = readers_key(cell)
     found = context.readers.get(key)
@@ -37,7 +37,7 @@ def with_readers(context: CellContext, cell: Cell, watcher: RunProgress) -> Load
         found = context.readers[key] = _search(context, cell, loader, watcher)
         write_json(context.run.readers, {name: asdict(one) for name, one in context.readers.items()})
         watcher.note(f"{cell.loader} · {cell.workload} · {cell.regime}: {found.text}")
-    return loader.model_copy(update={"params": {**loader.params, loader.readers_argument: found.readers}})
+    return loader.read_with(found.readers)
 
 
 def readers_key(cell: Cell) -> str:
@@ -98,7 +98,7 @@ def _search(context: CellContext, cell: Cell, loader: LoaderSpec, watcher: RunPr
     known = {number: rate for number, rate in rates.items() if rate is not None}
     if not known:
         raise CellError(
-            f"loaders.{loader.base}.readers=auto: {len(data.opened.handle.samples)} samples are too few to find how "
-            f"many to read at once; set {loader.readers_argument} and readers=null"
+            f"loaders.{loader.base}.{loader.readers}=auto: expected a number, for {len(data.opened.handle.samples)} "
+            "samples are too few to find it"
         )
     return FoundReaders(choose_readers(known), known, is_whole)
