@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 
@@ -35,7 +36,7 @@ def with_readers(context: CellContext, cell: Cell, watcher: RunProgress) -> Load
     found = context.readers.get(key)
     if found is None:
         found = context.readers[key] = _search(context, cell, loader, watcher)
-        write_json(context.run.readers, {name: asdict(one) for name, one in context.readers.items()})
+        save_found(context.run, context.readers)
         watcher.note(f"{cell.loader} · {cell.workload} · {cell.regime}: {found.text}")
     return loader.read_with(found.readers)
 
@@ -43,6 +44,11 @@ def with_readers(context: CellContext, cell: Cell, watcher: RunProgress) -> Load
 def readers_key(cell: Cell) -> str:
     """Return what a number of readers is found for: loader, workload and regime."""
     return f"{cell.loader} {cell.workload} {cell.regime}"
+
+
+def save_found(folder: RunFolder, found: Mapping[str, FoundReaders]) -> None:
+    """Write what was found into a run's folder."""
+    write_json(folder.readers, {key: asdict(one) for key, one in found.items()})
 
 
 def read_found(folder: RunFolder) -> dict[str, FoundReaders]:
