@@ -5,10 +5,9 @@ import pytest
 from harness.cell import readers as cell_readers
 from harness.cell.readers import measure_rate
 from harness.errors import ConfigError
-from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.run.cells.readers import FoundReaders, choose_readers, find_next
-from harness.run.cells.try_readers import read_found
+from harness.run.cells.try_readers import read_found, save_found
 from tests.harness.configs import experiment
 
 
@@ -78,7 +77,7 @@ def test_what_was_found_is_read_by_a_run_that_is_resumed(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_found(folder) == {}
     found = {"pytorch resnet50 wan_30ms": FoundReaders(12, {8: 70.0, 12: 100.5}, is_whole=False)}
-    write_json(folder.readers, found)
+    save_found(folder, found)
     assert read_found(folder) == found
     assert "12 files are read at once" in found["pytorch resnet50 wan_30ms"].text
 
