@@ -32,8 +32,8 @@ class PrefetchedBatch(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Batch:
-    """A batch under way."""
+class _LoadingBatch:
+    """A batch whose samples are being loaded."""
 
     ids: Sequence[int]
     made: Future[PrefetchedBatch] = field(default_factory=Future)
@@ -64,7 +64,7 @@ class Prefetcher:
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         size = options.batch_size
         self._left = deque(ids[start : start + size].tolist() for start in range(0, len(ids), size))
-        self._under_way: deque[_Batch] = deque()
+        self._under_way: deque[_LoadingBatch] = deque()
         self._loads: deque[Future[None]] = deque()
         self._counting = threading.Lock()
         for _ in range(depth):
@@ -91,7 +91,7 @@ class Prefetcher:
     def _begin_one(self) -> None:
         if self._left:
             ids = self._left.popleft()
-            batch = _Batch(ids, samples=[None] * len(ids), left=len(ids))
+            batch = _LoadingBatch(ids, samples=[None] * len(ids), left=len(ids))
             self._under_way.append(batch)
             self._loads.extend(self._threads.submit(self._load, batch, place) for place in range(len(ids)))
             while self._loads and self._loads[0].done():
@@ -107,7 +107,7 @@ class Prefetcher:
                 if late is not None:
                     raise self._work.timeout_error(late, f"thread {late.worker}") from None
 
-    def _load(self, batch: _Batch, place: int) -> None:
+    def _load(self, batch: _LoadingBatch, place: int) -> None:
         """Load a sample of a batch; make the batch if it is the last one."""
         try:
             loaded = self._work.load(thread_number(), self._epoch, batch.ids[place])
@@ -124,7 +124,7 @@ class Prefetcher:
             except Exception as error:  # noqa: BLE001 - raised again where the batch is taken
                 batch.made.set_exception(error)
 
-    def _make(self, batch: _Batch) -> PrefetchedBatch:
+    def _make(self, batch: _LoadingBatch) -> PrefetchedBatch:
         loaded, failed = [], []
         for sample_id, sample in zip(batch.ids, batch.samples, strict=True):
             if isinstance(sample, SampleError) and self._on_error == "skip":

@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from harness.report.figures.definition import Panel, Sweep
 from harness.report.figures.marks import (
@@ -153,11 +155,14 @@ def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: 
 
 
 def _draw_regimes(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
-    """Draw a panel a regime, from near to far."""
+    """Draw a panel a regime, from near to far, on one scale."""
     places = list(dict.fromkeys(frame.sort_values("rtt_ms")["place"]))
-    figure = make_sheet((3.9 * len(places) + 0.6, 4.4), {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.05}, heading)
-    for axes, place in zip(figure.subplots(1, len(places), squeeze=False).ravel(), places, strict=True):
+    figure = make_sheet((3.7 * len(places) + 0.6, 4.4), {"w_pad": 0.08, "h_pad": 0.1, "wspace": 0.04}, heading)
+    row = figure.subplots(1, len(places), squeeze=False, sharey=True).ravel()
+    for axes, place in zip(row, places, strict=True):
         _draw_regime(axes, spec, frame, place)
+    values = frame[spec.panels[0].metric]
+    row[0].set(ylabel=spec.panels[0].y, ylim=(0.6 * values.min(), 1.6 * values.max()))
     names = ("the law: round trips × RTT / readers", "near part: its best when nearest", "the paper's, at its readers")
     near, theirs = {"color": MUTED, "linewidth": 1}, {**_PAPER, "linestyle": "", "markersize": 8}
     handles = make_loader_handles(list(dict.fromkeys(frame["base"])))
@@ -167,30 +172,43 @@ def _draw_regimes(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
 
 
 def _draw_regime(axes: Axes, spec: Sweep, frame: pd.DataFrame, place: str) -> None:
-    """Draw ms a file over readers in one regime, with the law, the near part and the paper's implied points."""
-    panel, here = spec.panels[0], divide_by(frame[frame["place"] == place], spec.panels[0])
-    rtt_ms, settings = float(here["rtt_ms"].iloc[0]), sorted(here["setting"].unique())
-    draw_sweep(axes, here, "value", names=False)
-    axes.set(title=f"{place} away", xlabel=spec.x, ylabel=panel.y, yscale="log")
-    trips = count_round_trips(frame)
+    """Draw time a file over readers in one regime, with the law, the near part and the paper's implied points."""
+    panel, here = spec.panels[0], frame[frame["place"] == place]
+    rtt_ms, settings = float(here["rtt_ms"].iloc[0]), sorted(frame["setting"].unique())
+    draw_sweep(axes, here, panel.metric, names=False)
+    axes.set(title=f"{place} away", xlabel=spec.x, ylabel="", yscale="log")
+    tick_settings(axes, settings)
+    _write_decades(axes.yaxis)
+    trips, nearest = count_round_trips(frame), frame[frame["rtt_ms"] == frame["rtt_ms"].min()]
     if trips is not None:
         axes.plot(settings, [trips * rtt_ms / setting for setting in settings], **_LAW)
-    nearest = frame[frame["rtt_ms"] == frame["rtt_ms"].min()]
     for base in dict.fromkeys(here["base"]) if rtt_ms > frame["rtt_ms"].min() else ():
         near = compute_medians(nearest[nearest["base"] == base], panel.metric)
         if near:
             axes.axhline(min(near.values()), color=choose_colour(str(base)), linewidth=1, alpha=0.6, zorder=0)
     for base, known in read_paper_lines(spec.values).items():
-        readers = low(f"{spec.readers}/{base}")
         if rtt_ms in known:
-            axes.plot([readers], [known[rtt_ms] * rtt_ms], **{**_PAPER, "color": choose_colour(base), "markersize": 8})
-    values = [*here["value"], *(trips * rtt_ms / one for one in settings if trips is not None)]
-    axes.set_ylim(0.7 * min(values), 1.5 * max(values))
-    tick_settings(axes, settings)
+            style = {**_PAPER, "color": choose_colour(base), "markersize": 8}
+            axes.plot([low(f"{spec.readers}/{base}")], [known[rtt_ms] * rtt_ms], **style)
     if rtt_ms >= _FAR_MS:
-        beside = axes.secondary_yaxis("right", functions=(lambda ms: ms / rtt_ms, lambda trips: trips * rtt_ms))
+
+        def to_trips(value: Any) -> Any:
+            return value / rtt_ms
+
+        def to_time(trips: Any) -> Any:
+            return trips * rtt_ms
+
+        beside = axes.secondary_yaxis("right", functions=(to_trips, to_time))
+        _write_decades(beside.yaxis)
         beside.set_ylabel("round trips a file")
     note_invalid(axes, here)
+
+
+def _write_decades(axis: Axis) -> None:
+    """Write 1, 2, 5, 10, … at a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def _write_labels(axes: Axes, panel: Panel, frame: pd.DataFrame, shown: pd.DataFrame, theirs: BySetting) -> None:

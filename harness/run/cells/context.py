@@ -44,7 +44,7 @@ class CellContext:
     session: str
     """Name of the provenance file of this session."""
     readers: dict[str, FoundReaders] = field(default_factory=dict)
-    """What was found of the loaders whose number of readers is `auto`, by loader, workload and regime."""
+    """The numbers that were found of loaders whose number of readers is `auto`, by loader, workload and regime."""
     probed: dict[tuple[str, int], Probe] = field(default_factory=dict)
     """The probe after the last cell, by its regime and its link, which may be made again; empty where it had none."""
 

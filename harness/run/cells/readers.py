@@ -12,7 +12,7 @@ LIMIT_S: Final = 20.0
 """After which no other number is tried."""
 _LADDER: Final = (2, 4, 8, 16, 32, 48)
 _BETWEEN: Final[Mapping[int, int]] = {2: 1, 16: 12, 32: 24}
-"""What is tried where a number of the ladder is the best one."""
+"""The number that is tried next where one of the ladder is the best."""
 _NO_GAIN: Final = 2
 """So many larger numbers in turn without a gain end the search: one may be a disturbance."""
 
@@ -29,7 +29,7 @@ class FoundReaders:
 
     @property
     def text(self) -> str:
-        """What was found, in a sentence."""
+        """The number and the rates in a sentence."""
         rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(self.rates.items()))
         ended = "" if self.is_whole else f"; the search ended after {LIMIT_S:g} s, and more may be quicker"
         return f"{self.readers} files are read at once, as found before the first epoch ({rates} samples/s{ended})"

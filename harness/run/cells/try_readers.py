@@ -47,12 +47,12 @@ def readers_key(cell: Cell) -> str:
 
 
 def save_found(folder: RunFolder, found: Mapping[str, FoundReaders]) -> None:
-    """Write what was found into a run's folder."""
+    """Write the numbers that were found into a run's folder."""
     write_json(folder.readers, {key: asdict(one) for key, one in found.items()})
 
 
 def read_found(folder: RunFolder) -> dict[str, FoundReaders]:
-    """Return what was found in a run before. Raises ResultsError where its file is damaged."""
+    """Return the numbers that were found in a run before. Raises ResultsError where its file is damaged."""
     return read_json(folder.readers, dict[str, FoundReaders], RUN) if folder.readers.exists() else {}
 
 
