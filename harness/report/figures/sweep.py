@@ -158,11 +158,12 @@ def _draw_regimes(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
     """Draw a panel a regime, from near to far, on one scale."""
     places = list(dict.fromkeys(frame.sort_values("rtt_ms")["place"]))
     figure = make_sheet((3.7 * len(places) + 0.6, 4.4), {"w_pad": 0.08, "h_pad": 0.1, "wspace": 0.04}, heading)
-    row = figure.subplots(1, len(places), squeeze=False, sharey=True).ravel()
+    row, values = figure.subplots(1, len(places), squeeze=False).ravel(), frame[spec.panels[0].metric]
     for axes, place in zip(row, places, strict=True):
         _draw_regime(axes, spec, frame, place)
-    values = frame[spec.panels[0].metric]
-    row[0].set(ylabel=spec.panels[0].y, ylim=(0.6 * values.min(), 1.6 * values.max()))
+        axes.set_ylim(0.6 * values.min(), 1.6 * values.max())
+        axes.tick_params(labelleft=axes is row[0])
+    row[0].set_ylabel(spec.panels[0].y)
     names = ("the law: round trips × RTT / readers", "near part: its best when nearest", "the paper's, at its readers")
     near, theirs = {"color": MUTED, "linewidth": 1}, {**_PAPER, "linestyle": "", "markersize": 8}
     handles = make_loader_handles(list(dict.fromkeys(frame["base"])))

@@ -36,7 +36,7 @@ def refusal(*overrides):
             "loaders.pytroch.num_workers=2",
             "loaders.pytroch",
             "pytorch",
-            "dali, dali_emlio, fixed, pytorch, pytorch_emlio",
+            "dali, dali_emlio, fixed, pytorch",
         ),
         ("loader.pytorch.num_workers=2", "loader", "loaders", "workloads"),
         ("repeat=2", "repeat", "repeats", "epochs"),
