@@ -37,7 +37,7 @@ class _LoadingBatch:
 
     ids: Sequence[int]
     made: Future[PrefetchedBatch] = field(default_factory=Future)
-    samples: list[Loaded | Exception | None] = field(default_factory=list)
+    samples: list[Loaded | BaseException | None] = field(default_factory=list)
     """In the order of `ids`; None until a sample is loaded or has failed."""
     left: int = 0
     """Samples that are neither."""
@@ -113,7 +113,7 @@ class Prefetcher:
             loaded = self._work.load(thread_number(), self._epoch, batch.ids[place])
             self._stages.add(loaded.times.seconds())
             batch.samples[place] = loaded
-        except Exception as error:  # noqa: BLE001 - raised again where the batch is taken
+        except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
             batch.samples[place] = error
         with self._counting:
             batch.left -= 1
@@ -121,7 +121,7 @@ class Prefetcher:
         if is_last and batch.made.set_running_or_notify_cancel():
             try:
                 batch.made.set_result(self._make(batch))
-            except Exception as error:  # noqa: BLE001 - raised again where the batch is taken
+            except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
                 batch.made.set_exception(error)
 
     def _make(self, batch: _LoadingBatch) -> PrefetchedBatch:
@@ -129,7 +129,7 @@ class Prefetcher:
         for sample_id, sample in zip(batch.ids, batch.samples, strict=True):
             if isinstance(sample, SampleError) and self._on_error == "skip":
                 failed.append(Failed(sample_id, str(sample)))
-            elif isinstance(sample, Exception):
+            elif isinstance(sample, BaseException):
                 raise sample
             elif sample is not None:
                 loaded.append(sample)
