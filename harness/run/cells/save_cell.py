@@ -95,7 +95,7 @@ def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: Ce
 
 def _note_readers(context: CellContext, cell: Cell) -> list[str]:
     found = context.readers.get(readers_key(cell))
-    return [] if found is None else [f"{cell.regime}: {found.text}"]
+    return [] if found is None else [found.describe(cell.regime)]
 
 
 def _energy(context: CellContext, first: CellEvent, last: CellEvent) -> tuple[EnergyRecord, Sequence[Reading]]:

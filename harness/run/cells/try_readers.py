@@ -37,7 +37,7 @@ def with_readers(context: CellContext, cell: Cell, watcher: RunProgress) -> Load
     if found is None:
         found = context.readers[key] = _search(context, cell, loader, watcher)
         save_found(context.run, context.readers)
-        watcher.note(f"{cell.loader} · {cell.workload} · {cell.regime}: {found.text}")
+        watcher.note(f"{cell.loader} · {cell.workload}: {found.describe(cell.regime)}")
     return loader.read_with(found.readers)
 
 

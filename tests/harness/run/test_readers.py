@@ -79,7 +79,9 @@ def test_what_was_found_is_read_by_a_run_that_is_resumed(tmp_path):
     found = {"pytorch resnet50 wan_30ms": FoundReaders(12, {8: 70.0, 12: 100.5}, is_whole=False)}
     save_found(folder, found)
     assert read_found(folder) == found
-    assert "12 files are read at once" in found["pytorch resnet50 wan_30ms"].text
+    said = found["pytorch resnet50 wan_30ms"].describe("wan_30ms")
+    assert said.startswith("12 files are read at once in wan_30ms")
+    assert "more may be quicker" in said
 
 
 def test_a_number_is_found_for_loaders_of_files_and_one_rank_alone():
