@@ -31,7 +31,8 @@ class FoundReaders:
         """Return the number and the rates of a regime in a sentence."""
         rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(self.rates.items()))
         ended = "" if self.is_whole else f"; the search ended after {LIMIT_S:g} s, and more may be quicker"
-        return f"{self.readers} files are read at once in {regime}, as found before the first epoch ({rates} samples/s{ended})"
+        number = f"{self.readers} files are read at once in {regime}"
+        return f"{number}, as found before the first epoch ({rates} samples/s{ended})"
 
 
 def choose_readers(rates: Mapping[int, float]) -> int:
