@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.cell.loader import make_loader
 from harness.cell.messages import CellSpec
-from loaders.base import Batch, Loader
+from loaders.base import Batch, Loader, Samples
 
 if TYPE_CHECKING:
     from harness.workloads import Workload
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 4
 """Samples of a batch, so that every reader brings a few batches in a short time."""
+_AHEAD: Final = 2
+"""Rounds that a loader may read ahead, as PyTorch's prefetch_factor has it."""
 _PIECE_NS: Final = 700_000_000
 """Least time that is measured."""
 
@@ -30,23 +32,27 @@ def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int
     `epoch` chooses the order of the samples.
     """
     tried = replace(spec, loader=spec.loader.read_with(readers))
-    with make_loader(tried, workload, step.device, batch_size=min(_BATCH, workload.batch_size)) as loader:
-        return measure_rate(loader, step, readers, epoch)
+    batch_size = min(_BATCH, workload.batch_size)
+    batches = len(Samples.load(spec.samples)) // batch_size
+    with make_loader(tried, workload, step.device, batch_size=batch_size) as loader:
+        return measure_rate(loader, step, readers, epoch, batches)
 
 
-def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, epoch: int) -> float | None:
-    """Return samples/s from the first round of batches on, in which each reader may bring one, to another round's end.
+def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, epoch: int, batches: int) -> float | None:
+    """Return samples/s between the ends of two rounds of an epoch of so many batches; in a round each reader brings one.
 
-    Workers start within the first round, and those that work by batch bring the batches of a round at once.
+    Workers start within the first round. In the last ones they have nothing more to read ahead, so that these come more
+    quickly. None where there are no other two.
     """
     done, first, last = 0, (0, 0), (0, 0)
-    for number, batch in enumerate(loader.epoch(epoch), 1):
+    rounds = batches // readers - _AHEAD
+    for number, batch in enumerate(loader.epoch(epoch) if rounds > 1 else (), 1):
         step(batch)
         done += len(batch.ids)
         if number % readers:
             continue
         last = (time.monotonic_ns(), done)
         first = last if number == readers else first
-        if last[0] - first[0] >= _PIECE_NS:
+        if number == rounds * readers or last[0] - first[0] >= _PIECE_NS:
             break
     return 1e9 * (last[1] - first[1]) / (last[0] - first[0]) if last > first else None

@@ -1,5 +1,7 @@
 """How many files are read at once where the config has `auto`: which numbers are tried, and which one is taken."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from harness.cell import readers as cell_readers
@@ -48,29 +50,29 @@ def test_numbers_for_which_the_epoch_is_too_short_are_not_taken():
 
 
 class Rounds:
-    """A loader whose readers each bring a batch of 4 at the end of every round of 300 ms; a worker starts for 5 s."""
+    """A loader whose readers each bring a batch of 4 at the end of every round of 300 ms.
 
-    def __init__(self, clock, readers, batches):
-        self._clock, self._readers, self._batches = clock, readers, batches
+    Their start takes 5 s, and the last two rounds come at once.
+    """
+
+    def __init__(self, clock, readers, rounds):
+        self._clock, self._readers, self._rounds = clock, readers, rounds
 
     def epoch(self, epoch):
         self._clock["ns"] += 5_000_000_000
-        for number in range(self._batches):
-            self._clock["ns"] += 300_000_000 * (number % self._readers == 0)
-            yield Batch()
-
-
-class Batch:
-    ids = (0, 1, 2, 3)
+        for number in range(self._rounds):
+            self._clock["ns"] += 300_000_000 if number < self._rounds - 2 else 0
+            yield from [SimpleNamespace(ids=range(4))] * self._readers
 
 
 @pytest.mark.parametrize("readers", [1, 3, 7])
-def test_a_rate_is_of_whole_rounds_after_the_first_one_in_which_workers_start(monkeypatch, readers):
+@pytest.mark.parametrize(("rounds", "is_long"), [(2, False), (3, False), (4, True), (9, True)])
+def test_a_rate_is_of_rounds_in_which_no_worker_starts_and_all_read_ahead(monkeypatch, readers, rounds, is_long):
     clock = {"ns": 0}
     monkeypatch.setattr(cell_readers.time, "monotonic_ns", lambda: clock["ns"])
-    found = measure_rate(Rounds(clock, readers, 10 * readers), lambda batch: None, readers, 1)
-    assert found == pytest.approx(readers * 4 / 0.3)
-    assert measure_rate(Rounds(clock, readers, 2 * readers - 1), lambda batch: None, readers, 1) is None
+    loader = Rounds(clock, readers, rounds)
+    found = measure_rate(loader, lambda batch: None, readers, 1, rounds * readers)
+    assert found == (pytest.approx(readers * 4 / 0.3) if is_long else None)
 
 
 def test_what_was_found_is_read_by_a_run_that_is_resumed(tmp_path):
