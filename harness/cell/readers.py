@@ -39,10 +39,10 @@ def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int
 
 
 def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, epoch: int, batches: int) -> float | None:
-    """Return samples/s between the ends of two rounds of an epoch of so many batches; in a round each reader brings one.
+    """Return samples/s between the ends of two rounds of an epoch of so many batches; each reader brings one in a round.
 
-    Workers start within the first round. In the last ones they have nothing more to read ahead, so that these come more
-    quickly. None where there are no other two.
+    Workers start within the first round, and have nothing more to read ahead in the last ones. None where there are no
+    other two.
     """
     done, first, last = 0, (0, 0), (0, 0)
     rounds = batches // readers - _AHEAD
