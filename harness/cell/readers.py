@@ -39,7 +39,7 @@ def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int
 
 
 def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, epoch: int, batches: int) -> float | None:
-    """Return samples/s between the ends of two rounds of an epoch of so many batches; each reader brings one in a round.
+    """Return samples/s between the ends of two rounds of an epoch of so many batches, in which each reader brings one.
 
     Workers start within the first round, and have nothing more to read ahead in the last ones. None where there are no
     other two.
