@@ -1,6 +1,6 @@
 """Measures, in a cell's process, how quickly a loader brings samples when it reads so many files at once.
 
-The driver sends `{"readers": n}` for every number, and `{"readers": 0}` at the end (harness.run.cells.readers).
+The driver sends `{"readers": n}` for every number, and `{"readers": 0}` at the end (harness.run.cells.try_readers).
 """
 
 from __future__ import annotations
