@@ -25,17 +25,24 @@ def batch_size_of(spec: CellSpec, workload: Workload, ranks: Ranks | None) -> in
 
 
 def make_loader(
-    spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False, ranks: Ranks | None = None
+    spec: CellSpec,
+    workload: Workload,
+    device: str,
+    *,
+    warmup: bool = False,
+    ranks: Ranks | None = None,
+    batch_size: int | None = None,
 ) -> Loader:
     """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone.
 
-    With several `ranks` it is the loader of this one's share, and every sample is some rank's.
+    With several `ranks` it is the loader of this one's share, and every sample is some rank's. `batch_size` is another
+    one than the workload's.
 
     Raises ConfigError for arguments that the loader does not take.
     """
     common: dict[str, object] = {
         "transform": workload.transform,
-        "batch_size": batch_size_of(spec, workload, ranks),
+        "batch_size": batch_size_of(spec, workload, ranks) if batch_size is None else batch_size,
         "seed": spec.seed,
         "device": device,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import itertools
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from harness.cell.events import CONTENT, SET_UP, EventLog
 from harness.cell.loader import batch_size_of, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.ranks import Ranks, joined
+from harness.cell.readers import measure_readers
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.targets import instantiate
 from harness.errors import CellError
@@ -83,12 +85,27 @@ def _run(spec: CellSpec, driver: _Driver) -> None:
     from harness.workloads.accelerator import choose_device
 
     workload = instantiate(spec.workload.target, spec.workload.params)
+    if spec.tries_readers:
+        _try_readers(spec, driver, workload)
+        return
     if spec.ranks is None:
         _train(spec, driver, workload, None)
         return
     device = choose_device(spec.accelerator.model_dump(), workload.name)
     with joined(spec.ranks, device, lambda port: driver.send("store", port=port)) as ranks:
         _train(spec, driver, workload, ranks)
+
+
+def _try_readers(spec: CellSpec, driver: _Driver, workload: Workload) -> None:
+    from harness.workloads.accelerator import make_step
+
+    step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=False)
+    step.warm_up()
+    for epoch in itertools.count(1):
+        driver.send("ready")
+        if not (readers := json.loads(driver.receive())["readers"]):
+            return
+        driver.send("tried", readers=readers, samples_per_s=measure_readers(spec, workload, step, readers, epoch))
 
 
 def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | None) -> None:

@@ -2,7 +2,7 @@
 
 The driver sends the modules to import, then a CellSpec, then `{"go": true}` before every epoch. The cell sends a
 CellState for each step: imported, store (rank 0 of several), ready, progress, epoch_done, and at the end done or
-failed.
+failed. Of a process that tries numbers of readers: ready before each, and tried after it.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class CellSpec:
     """Processes that serve the cell: of its `daemon`, its `mount` and the `monitor` of energy."""
     ranks: RankSpec | None = None
     """None for a cell of one process."""
+    tries_readers: bool = False
+    """Whether the process only measures how quickly the loader brings samples with numbers of readers."""
 
     def to_json(self) -> bytes:
         """Return the spec as one line of JSON."""
@@ -112,12 +114,16 @@ class CellState:
     """One message of the cell."""
 
     state: str
-    """imported, store, ready, progress, epoch_done, done or failed."""
+    """imported, store, ready, progress, epoch_done, tried, done or failed."""
     port: int = 0
     """Of `store`: where rank 0 serves the store by which ranks find each other."""
     epoch: int = 0
     samples: int = 0
     """Samples of the epoch, or of the warm-up, that the step has trained on."""
+    readers: int = 0
+    """Of `tried`: how many files were read at once."""
+    samples_per_s: float | None = None
+    """Of `tried`: how quickly samples came; None where the epoch is too short for it."""
     gpus: Sequence[str] = ()
     """Of `ready`: UUIDs of the GPUs that the steps of the cell's ranks run on."""
     kind: str = ""

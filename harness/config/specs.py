@@ -98,6 +98,9 @@ class LoaderSpec(ComponentSpec):
     """The environment of its own in which the cell's process runs; None for the harness's own."""
     regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
     """The regimes in which it runs; empty for all of them."""
+    readers: str = ""
+    """The argument that is how many files are read at once; empty where there is none. Where the config has `auto` for
+    it, the number is found before the first epoch, for each workload and regime."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -105,7 +108,18 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}
+        ours = {"reads", "readers", "daemon", "secure", "environment", "regimes"}
+        return ours | {"_base_", "_setting_"}
+
+    @property
+    def finds_readers(self) -> bool:
+        """Whether how many files are read at once is still to be found."""
+        return bool(self.readers) and self.params.get(self.readers) == "auto"
+
+    def read_with(self, readers: int | None) -> Self:
+        """Return the section with a number in the place of `auto`, or without the argument: the class has its own."""
+        params = {name: value for name, value in self.params.items() if name != self.readers}
+        return self.model_copy(update={"params": params if readers is None else {**params, self.readers: readers}})
 
     @field_validator("daemon", mode="before")
     @classmethod
@@ -347,9 +361,7 @@ class Experiment(Section):
                 "testbed.link=relay or auto"
             )
         for key, loader in self.loaders.items():
-            for regime in loader.regimes:
-                if regime not in self.regimes:
-                    yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
+            yield from self._problems_of_loader(key, loader)
         if self.testbed.kind == "ssh" and not self.testbed.inventory:
             yield (
                 "testbed=ssh: expected testbed.inventory=FILE, an Ansible inventory of the hosts; "
@@ -365,6 +377,17 @@ class Experiment(Section):
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
+
+    def _problems_of_loader(self, key: str, loader: LoaderSpec) -> Iterator[str]:
+        for regime in loader.regimes:
+            if regime not in self.regimes:
+                yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
+        where = f"loaders.{key}.{loader.readers}=auto"
+        if loader.finds_readers and loader.reads != "files":
+            yield f"{where}: expected a number, for the loader reads no files"
+        if loader.finds_readers and self.distributed.world_size > 1:
+            ranks = self.distributed.world_size
+            yield f"{where}: expected a number, for distributed.world_size={ranks}; it is found for one rank alone"
 
     @cached_property
     def datasets(self) -> Mapping[str, ComponentSpec]:

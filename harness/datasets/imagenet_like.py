@@ -22,6 +22,11 @@ _RATIOS: Final = {4 / 3: 0.55, 3 / 4: 0.2, 3 / 2: 0.15, 1.0: 0.06, 16 / 9: 0.04}
 _HUES: Final = 0.618
 """Turns between the hues of neighbouring classes: the golden ratio keeps any number of them apart."""
 
+_MAX_COMMENT: Final = 65533
+"""Bytes of a JPEG's comment."""
+_COMMENT_HEAD: Final = 4
+"""Bytes of a comment's marker and length."""
+
 
 @dataclass(frozen=True)
 class ImagenetLike(GeneratedDataset):
@@ -64,7 +69,10 @@ class ImagenetLike(GeneratedDataset):
 
     def image(self, sample_id: int) -> bytes:
         """Return one sample as a JPEG file: a texture in a hue of its class."""
-        wanted, mean = int(self.sizes[sample_id]), self.mean_kb * 1000
+        return self._picture(sample_id, int(self.sizes[sample_id]), self.mean_kb * 1000)
+
+    def _picture(self, sample_id: int, wanted: int, mean: float) -> bytes:
+        """Return a JPEG file of about the `wanted` bytes, in a set whose files have the `mean`."""
         rng = np.random.default_rng([self.seed, 0x1D, sample_id])
         # A picture of twice the bytes has more pixels and more detail, about the square root of two of each.
         area = mean * 8 / _BITS_PER_PIXEL * math.sqrt(wanted / mean) * float(rng.lognormal(0.0, 0.08))
@@ -81,6 +89,30 @@ class ImagenetLike(GeneratedDataset):
 
     def _class(self, sample_id: int) -> int:
         return sample_id * self.classes // self.samples
+
+
+@dataclass(frozen=True)
+class SmallPictures(ImagenetLike):
+    """ImageNet-like files that take as long to read and less to decode: most of each is comments, as metadata is."""
+
+    picture_share: float = 0.1
+    """Share of a file's bytes that are its picture."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("dataset.picture_share", self.picture_share, above=0, maximum=1)
+
+    def image(self, sample_id: int) -> bytes:
+        """Return one sample as a JPEG file whose segments of comments come before its picture."""
+        wanted = int(self.sizes[sample_id])
+        picture = self._picture(sample_id, int(self.picture_share * wanted), self.picture_share * self.mean_kb * 1000)
+        left, parts = wanted - len(picture), [picture[:2]]
+        while left > _COMMENT_HEAD:
+            size = min(left, _MAX_COMMENT + _COMMENT_HEAD) - _COMMENT_HEAD
+            # What the length counts has the two bytes that it takes (ITU-T T.81, B.2.4.5).
+            parts.append(b"\xff\xfe" + (size + 2).to_bytes(2, "big") + bytes(size))
+            left -= size + _COMMENT_HEAD
+        return b"".join((*parts, picture[2:]))
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,8 @@ class CellRecord:
     seed: int = 0
     reads: str = "files"
     """How the loader reads: files, stream or once, as LoaderSpec has it."""
+    readers: int | None = None
+    """How many files the loader reads at once; None where its section names no such argument."""
     status: str = "done"
     provenance: str = "provenance.json"
     """Name of the file with the provenance of the session that measured the cell."""

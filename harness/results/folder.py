@@ -135,6 +135,7 @@ class RunFolder:
         self.metrics_csv = folder / "metrics.csv"
         self.metrics_parquet = folder / "metrics.parquet"
         self.energy = folder / "energy.sqlite"
+        self.readers = folder / "readers.json"
         self.cells = folder / "cells"
         self.lock = folder / ".lock"
 

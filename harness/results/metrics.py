@@ -92,6 +92,8 @@ class EpochMetrics:
     """Ranks that trained together."""
     ranks_wait_s: float | None
     """Longest time that a rank waited for slower ones; None for one rank, and where no gradients are synchronised."""
+    readers: int | None
+    """How many files the loader reads at once; None where its section names no such argument."""
     rank_samples_most: int | None
     """Samples of the rank that had most; None for one rank."""
     cpu_user_s: float | None
@@ -258,6 +260,7 @@ def _measure_epoch(
         link_pause_ms=None if link is None else link.pause_ms,
         ranks=max(1, len(ranks)),
         ranks_wait_s=max((row.ranks_wait_s for row in ranks if row.ranks_wait_s is not None), default=None),
+        readers=data.cell.readers,
         rank_samples_most=max((row.samples for row in ranks), default=None),
     )
 

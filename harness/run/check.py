@@ -160,9 +160,14 @@ def _check_transform(loader: LoaderSpec, key: str, workload: Workload) -> None:
     if check is None:
         return
     try:
-        check(workload.transform, **loader.params)
+        check(workload.transform, **_tried(loader).params)
     except LoaderConfigError as error:
         raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {error}") from error
+
+
+def _tried(loader: LoaderSpec) -> LoaderSpec:
+    """Return a section that its class can be made with, though how many files it reads at once is still to be found."""
+    return loader.read_with(None) if loader.finds_readers else loader
 
 
 def try_loaders(experiment: Experiment, data: RunData, progress: Progress) -> None:
@@ -251,7 +256,7 @@ def _try(
         spec = CellSpec(
             cell_id="trial",
             out=Path(folder),
-            loader=loader,
+            loader=_tried(loader),
             workload=experiment.workloads[key],
             accelerator=experiment.accelerator,
             samples=samples_file,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -29,6 +30,8 @@ from loaders.shared.processor import SampleProcessor
 Operators: TypeAlias = Literal["native", "python"]
 """Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
 
+_AHEAD: Final = 2
+"""Samples under way for each thread that reads."""
 _PLANS: Final[dict[type, Callable[[Any], DaliPlan]]] = {
     SegmentationPipeline: SegmentationPlan,
     DetectionPipeline: DetectionPlan,
@@ -41,11 +44,15 @@ class DaliOptions(LoaderOptions):
 
     num_threads: Count = Field(
         default=4,
-        description="threads that read and run Python operators, and as many of DALI's that run its own; on the CPU an "
-        "even number of DALI's is shared by two pipelines that take turns with the batches",
+        description="threads of DALI that run its own operators, decoding among them; on the CPU an even number is "
+        "shared by two pipelines that take turns with the batches",
+    )
+    read_threads: Count | None = Field(
+        default=None, description="files read at once: threads that read and run Python operators; None: num_threads"
     )
     prefetch_queue_depth: Count = Field(
-        default=2, description="batches under way at once among the threads that read, and in each pipeline"
+        default=2,
+        description="batches under way at once in each pipeline, and at least so many among the threads that read",
     )
     mmap: bool = Field(default=False, description="whether image files are mapped into memory, and not read")
     operators: Operators = Field(
@@ -89,16 +96,18 @@ class DaliLoader(ThreadedLoader):
             transform: a pipeline, or a callable on the decoded sample.
         """
         options = DaliOptions(**keywords)
-        super().__init__(samples, options, num_threads=options.num_threads)
+        readers = options.read_threads or options.num_threads
+        super().__init__(samples, options, num_threads=readers)
         transform = as_pipeline(transform)
         notes: tuple[str, ...] = ()
         if isinstance(transform, SpeechPipeline):
             transform, notes = scaled(transform, options.timed_step_scale)
         self._transform = transform
-        self._depth = options.prefetch_queue_depth
+        # As many samples again as are being read, so that every thread has one when it is done with another.
+        self._depth = max(options.prefetch_queue_depth, math.ceil(_AHEAD * readers / options.batch_size))
         plan = _plan_of(transform, options)
         self.notes: tuple[str, ...] = (plan.note, *notes)
-        self._work = SampleProcessor(samples, plan.ahead, options.seed, workers=options.num_threads, processes=False)
+        self._work = SampleProcessor(samples, plan.ahead, options.seed, workers=readers, processes=False)
         self._engine = DaliEngine(
             plan,
             batch_size=options.batch_size,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,8 +31,23 @@ class PrefetchedBatch(NamedTuple):
     failed: Sequence[Failed]
 
 
+@dataclass(slots=True)
+class _LoadingBatch:
+    """A batch whose samples are being loaded."""
+
+    ids: Sequence[int]
+    made: Future[PrefetchedBatch] = field(default_factory=Future)
+    samples: list[Loaded | BaseException | None] = field(default_factory=list)
+    """In the order of `ids`; None until a sample is loaded or has failed."""
+    left: int = 0
+    """Samples that are neither."""
+
+
 class Prefetcher:
-    """Keeps `depth` batches of an epoch under way until it is closed."""
+    """Keeps `depth` batches of an epoch under way until it is closed.
+
+    The thread that loads the last sample of a batch collates it, so that no thread waits for samples of others.
+    """
 
     def __init__(
         self,
@@ -47,8 +64,9 @@ class Prefetcher:
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         size = options.batch_size
         self._left = deque(ids[start : start + size].tolist() for start in range(0, len(ids), size))
-        self._under_way: deque[Future[PrefetchedBatch]] = deque()
-        self._samples: deque[Future[Loaded]] = deque()
+        self._under_way: deque[_LoadingBatch] = deque()
+        self._loads: deque[Future[None]] = deque()
+        self._counting = threading.Lock()
         for _ in range(depth):
             self._begin_one()
 
@@ -56,29 +74,28 @@ class Prefetcher:
         """Return the next batch, None after the last; raise SampleError naming the sample that failed or is late."""
         if not self._under_way:
             return None
-        self._wait(self._under_way[0])
+        self._wait(self._under_way[0].made)
         self._begin_one()
-        return self._under_way.popleft().result()
+        return self._under_way.popleft().made.result()
 
     def close(self) -> None:
         """Cancel the samples that are not started."""
         self._left.clear()
-        for sample in self._samples:
-            sample.cancel()
+        for load in self._loads:
+            load.cancel()
         for batch in self._under_way:
-            batch.cancel()
-        self._samples.clear()
+            batch.made.cancel()
+        self._loads.clear()
         self._under_way.clear()
 
     def _begin_one(self) -> None:
         if self._left:
             ids = self._left.popleft()
-            samples = [self._threads.submit(self._load, sample_id) for sample_id in ids]
-            # Behind its samples in the pool's queue, so what it waits for is done, or under way in another thread.
-            self._under_way.append(self._threads.submit(self._make, ids, samples))
-            self._samples.extend(samples)
-            while self._samples and self._samples[0].done():
-                self._samples.popleft()
+            batch = _LoadingBatch(ids, samples=[None] * len(ids), left=len(ids))
+            self._under_way.append(batch)
+            self._loads.extend(self._threads.submit(self._load, batch, place) for place in range(len(ids)))
+            while self._loads and self._loads[0].done():
+                self._loads.popleft()
 
     def _wait(self, future: Future[PrefetchedBatch]) -> None:
         while not future.done():
@@ -90,20 +107,32 @@ class Prefetcher:
                 if late is not None:
                     raise self._work.timeout_error(late, f"thread {late.worker}") from None
 
-    def _load(self, sample_id: int) -> Loaded:
-        loaded = self._work.load(thread_number(), self._epoch, sample_id)
-        self._stages.add(loaded.times.seconds())
-        return loaded
-
-    def _make(self, ids: Sequence[int], samples: Sequence[Future[Loaded]]) -> PrefetchedBatch:
-        loaded, failed = [], []
-        for sample_id, future in zip(ids, samples, strict=True):
+    def _load(self, batch: _LoadingBatch, place: int) -> None:
+        """Load a sample of a batch; make the batch if it is the last one."""
+        try:
+            loaded = self._work.load(thread_number(), self._epoch, batch.ids[place])
+            self._stages.add(loaded.times.seconds())
+            batch.samples[place] = loaded
+        except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
+            batch.samples[place] = error
+        with self._counting:
+            batch.left -= 1
+            is_last = not batch.left
+        if is_last and batch.made.set_running_or_notify_cancel():
             try:
-                loaded.append(future.result())
-            except SampleError as error:
-                if self._on_error == "raise":
-                    raise
-                failed.append(Failed(sample_id, str(error)))
+                batch.made.set_result(self._make(batch))
+            except BaseException as error:  # noqa: BLE001 - raised again where the batch is taken
+                batch.made.set_exception(error)
+
+    def _make(self, batch: _LoadingBatch) -> PrefetchedBatch:
+        loaded, failed = [], []
+        for sample_id, sample in zip(batch.ids, batch.samples, strict=True):
+            if isinstance(sample, SampleError) and self._on_error == "skip":
+                failed.append(Failed(sample_id, str(sample)))
+            elif isinstance(sample, BaseException):
+                raise sample
+            elif sample is not None:
+                loaded.append(sample)
         began = time.perf_counter_ns()
         collated = self._work.collate(thread_number(), loaded) if loaded else None
         self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})

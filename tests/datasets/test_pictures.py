@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.datasets.imagenet_like import ImagenetLike
+from harness.datasets.imagenet_like import ImagenetLike, SmallPictures
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, patch, tinted
 
 RECIPE = ImagenetLike("images")
@@ -51,6 +51,16 @@ def test_wanted_sizes_are_log_normal_with_the_mean_asked_for(samples, seed):
     assert logs.std() == pytest.approx(0.5, rel=0.1)
     standard = (logs - logs.mean()) / logs.std()
     assert abs((standard**3).mean()) < 0.5
+
+
+def test_files_of_small_pictures_are_as_large_and_have_a_tenth_of_the_pixels():
+    small = SmallPictures("images", picture_share=0.1)
+    assert (small.sizes == RECIPE.sizes).all()
+    for sample_id in np.argsort(RECIPE.sizes)[[0, 250, 499]].tolist():
+        data = small.image(sample_id)
+        assert len(data) == pytest.approx(int(small.sizes[sample_id]), abs=4)
+        pixels = np.prod(decoded(data).convert("RGB").size)
+        assert pixels == pytest.approx(0.1 * np.prod(decoded(RECIPE.image(sample_id)).size), rel=0.4)
 
 
 def test_encoded_sizes_are_near_the_wanted_ones_from_the_smallest_to_the_largest():

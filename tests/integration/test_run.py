@@ -310,8 +310,8 @@ class Resumed:
 
 
 def kill_and_resume_over_the_link(results, cache):
-    wan = ["~loaders.dali", "~loaders.fixed", "~regimes.lan_0_1ms", "epochs=1", "loaders.pytorch.num_workers=2"]
-    wan += ["regimes.wan_30ms.rtt_ms=20", "testbed.caches=all"]
+    wan = ["~loaders.dali", "~loaders.fixed", "~regimes.lan_0_1ms", "epochs=1"]
+    wan += ["~loaders.pytorch_emlio", "~loaders.dali_emlio", "regimes.wan_30ms.rtt_ms=20", "testbed.caches=all"]
     before = traces()
     process = subprocess.Popen(command_for(results, cache, *wan, experiment="wan30ms"), stderr=subprocess.DEVNULL)
     try:
@@ -477,6 +477,13 @@ def test_a_run_over_the_link_survives_sigkill_and_is_resumed_to_the_same_samples
     folder = resumed.results / "latest"
     found = rows_of(folder)
     assert sorted((r["loader"], r["rtt_ms"]) for r in found) == [("pytorch", "20.0"), ("streaming", "20.0")]
+    # It was killed in PyTorch's epoch, whose readers had been found before.
+    assert "are read at once" not in resumed.finished.stderr
+    readers = json.loads((folder / "readers.json").read_text())["pytorch resnet50 wan_30ms"]["readers"]
+    assert {row["cell_id"].partition("-")[0]: row["readers"] for row in rows_of(folder, "metrics.csv")} == {
+        "pytorch": str(readers),
+        "streaming": "",
+    }
     for row in found:
         cell = folder / "cells" / row["cell_id"]
         assert ids_of(cell) == list(range(SAMPLES))

@@ -311,6 +311,7 @@ class SweepBuilder:
         figures: tuple[str, ...],
         workloads: tuple[str, ...] = ("resnet50",),
         loaders: Mapping[str, Any] | None = None,
+        regimes: tuple[str, ...] = ("local",),
         epochs: int = 2,
         samples: int = 60,
     ) -> None:
@@ -323,7 +324,7 @@ class SweepBuilder:
             "workloads": {key: {"_target_": "w"} for key in workloads},
             "dataset": {"_target_": "d", "name": "tiny"},
             "loaders": dict(loaders or {"pytorch": {"_target_": "p", "sweep": {"num_workers": [1, 2, 4]}}}),
-            "regimes": {"local": dict(REGIMES["local"])},
+            "regimes": {key: dict(REGIMES[key]) for key in regimes},
             "epochs": max(1, epochs),
             "seed": 0,
             "figures": list(figures),
@@ -337,11 +338,10 @@ class SweepBuilder:
         cells = []
         for workload in self.config["workloads"]:
             variants = Experiment.from_config(self.config, stored=True).loaders.values()
-            for variant, repeat in product(variants, range(1, self.repeats + 1)):
-                cell_id = f"{variant.key}-{workload}-local-r{repeat}"
-                at = dict.fromkeys(("cell_id", "workload", "loader"), "")
-                at |= {"cell_id": cell_id, "workload": workload, "loader": variant.key}
-                cells.append({**at, "regime": "local", "repeat": repeat})
+            for variant, regime, repeat in product(variants, self.config["regimes"], range(1, self.repeats + 1)):
+                cell_id = f"{variant.key}-{workload}-{regime}-r{repeat}"
+                at = {"cell_id": cell_id, "workload": workload, "loader": variant.key, "regime": regime}
+                cells.append({**at, "repeat": repeat})
                 self._cell(cell_id, at, repeat, float(next(iter(variant.setting.values()), 1)))
         self.folder.mkdir(parents=True)
         run = RunFolder(self.folder)
@@ -355,12 +355,14 @@ class SweepBuilder:
         return self.folder
 
     def _cell(self, cell_id: str, at: Mapping[str, str], repeat: int, setting: float) -> None:
+        rtt_ms = float(REGIMES[at["regime"]]["rtt_ms"])
+        # A file takes three round trips, after which it is decoded in 1 ms.
+        epoch_s = 1e-3 * self.samples * (1.0 + 3.0 * rtt_ms / setting) if rtt_ms else 4.0 / setting
         for epoch in range(1, self.epochs + 1):
-            duration_s = 4.0 / setting + (1.0 if epoch == 1 else 0.0)
+            duration_s = epoch_s + (1.0 if epoch == 1 else 0.0)
             row = {
                 "dataset": "tiny",
-                "regime": "local",
-                "rtt_ms": 0,
+                "rtt_ms": rtt_ms,
                 "repeat": repeat,
                 "epoch": epoch,
                 "valid": self.verdict,
@@ -387,7 +389,7 @@ class SweepBuilder:
         home.mkdir(parents=True)
         record = {
             **cell,
-            "regime": {"name": "local", **REGIMES["local"]},
+            "regime": {"name": cell["regime"], **REGIMES[str(cell["regime"])]},
             "dataset": {"name": "tiny", "samples": self.samples, "bytes": 1_000_000},
             "accelerator": {"label": self.accelerator},
             "energy": {"interval_ms": 100.0},

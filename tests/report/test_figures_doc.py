@@ -56,7 +56,7 @@ def test_the_module_of_the_example_draws_a_figure_and_a_table(build_sweep, tmp_p
         ({"panels": [{"metric": "duration_s", "y": "s", "colour": "red"}]}, ("figure.yaml", "panels", "colour")),
         ({"panels": [{"metric": "speed", "y": "s"}]}, ("figure.yaml", "metric", "speed", "samples_per_s")),
         ({"caption": "{{ name }"}, ("figure.yaml", "caption", "template")),
-        ({"by": "regime"}, ("figure.yaml", "by", "regime", "workload")),
+        ({"by": "rank"}, ("figure.yaml", "by", "rank", "workload")),
         ({"values": "spdl/table9"}, ("spdl/table9", "table2")),
     ],
 )

@@ -53,6 +53,23 @@ def test_a_loader_that_tells_no_times_gives_no_figure_and_no_table(build_sweep):
     assert make_figure_tables(read_results(folder)) == ()
 
 
+def test_far_files_are_drawn_over_their_readers_with_the_law_the_near_part_and_the_paper(build_sweep):
+    loaders = {"pytorch": {"_target_": "p", "sweep": {"num_workers": [2, 6, 12]}}}
+    regimes = ("lan_0_1ms", "wan_30ms")
+    folder = build_sweep(figures=("emlio_readers",), loaders=loaders, regimes=regimes).write()
+    figure = find_figure("emlio_readers").draw(read_results(folder))
+    near, far = figure.get_axes()
+    assert (near.get_title(), far.get_title()) == ("0.1 ms away", "30 ms away")
+    lines = [list(zip(*line.get_data(), strict=True)) for line in far.get_lines()]
+    trips = 2 * (1 + 3 * 30 / 2) / 30
+    assert [(one, pytest.approx(trips * 30 / one)) for one in (2, 6, 12)] in lines, "the law"
+    assert [(2, pytest.approx(1.62 * 30))] in lines, "the paper's"
+    assert [(0, pytest.approx(1.025)), (1, pytest.approx(1.025))] in lines, "the near part"
+    first, last = table_of(folder).rows
+    assert first == ("PyTorch, 0.1 ms", "1.15", "1.05", "1.02")
+    assert last == ("PyTorch, 30 ms", "46.0", "16.0", "8.50")
+
+
 def test_25_samples_are_drawn_with_the_mean_of_all(build_sweep):
     builder = build_sweep(figures=("minato_fig2",), workloads=("mask_rcnn",), loaders={"pytorch": {"_target_": "p"}})
     builder.work_s = {"mask_rcnn": WORK_S}

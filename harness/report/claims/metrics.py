@@ -46,6 +46,8 @@ METRICS: Final[Mapping[str, str]] = {
     "ranks_wait_share": "share",
     "cpu_system_share": "share",
     "link_share": "share",
+    "round_trips": "",
+    "reader_round_trips": "",
     # batches.parquet
     "slow_batch_std": "",
     "slow_first_half": "share",
@@ -56,7 +58,9 @@ METRICS: Final[Mapping[str, str]] = {
 `busy_share` is the step's share of the epoch, the wait for the first batch included; `until_first_batch_s` counts from
 the making of the loader; `ranks_wait_share` is the share of the epoch in which a rank waited for slower ones, of the
 rank that waited most; `cpu_system_share` is the system's share of the CPU time of the cell's processes; `link_share` is
-the bytes of the samples over those that the regime's rate would carry in the epoch; `slow_batch_std` is
+the bytes of the samples over those that the regime's rate would carry in the epoch; `round_trips` is the epoch's time
+over its samples and the regime's round trip, and `reader_round_trips` that times the files that are read at once;
+`slow_batch_std` is
 the deviation of the number of slow samples in a batch, `slow_first_half` what share of them comes in the first half of
 the batches (harness.report.claims.composition says which samples are slow), `reordered_share` the share of batches
 with other samples than PyTorch's DataLoader has in the same batch; `work_*_ms` are of the preprocessing of the epoch's

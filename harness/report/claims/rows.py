@@ -121,6 +121,10 @@ def _values(record: Mapping[str, object]) -> Mapping[str, float]:
         known["cpu_s_per_sample"] = known["cell_cpu_s"] / numbers["samples"]
     if known.get("duration_s") and "ranks_wait_s" in known:
         known["ranks_wait_share"] = known["ranks_wait_s"] / known["duration_s"]
+    if known.get("duration_s") and numbers.get("samples") and numbers.get("rtt_ms"):
+        known["round_trips"] = 1e3 * known["duration_s"] / numbers["samples"] / numbers["rtt_ms"]
+        if not math.isnan(readers := numbers.get("readers", math.nan)):
+            known["reader_round_trips"] = readers * known["round_trips"]
     user_s, system_s = (numbers.get(name) for name in ("cpu_user_s", "cpu_system_s"))
     if user_s is not None and system_s is not None and user_s + system_s > 0:
         known["cpu_system_share"] = system_s / (user_s + system_s)

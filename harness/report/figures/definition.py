@@ -37,6 +37,7 @@ def _metric(name: str) -> str:
         *EPOCH_COLUMNS,
         *make_schema(EpochMetrics).names,
         "utilisation",
+        "ms_per_sample",
         "cpu_ms_per_sample",
         "first_batch_from_start_s",
     }
@@ -175,8 +176,11 @@ class Sweep(Figure):
     x: str
     """The axis' name."""
     panels: Sequence[Panel] = Field(min_length=1)
-    by: Literal["metric", "workload", "loader"] = "metric"
-    """Panels: one a metric and one of the paper, one a workload, or one a loader and workload."""
+    by: Literal["metric", "workload", "loader", "regime"] = "metric"
+    """Panels: one a metric and one of the paper, one a workload, one a loader and workload, or one a regime, with the
+    law of far files: round trips of a file by one reader, times the round trip, over the readers."""
+    readers: Annotated[str, AfterValidator(_values)] = ""
+    """By regime: the id of the readers by loader at which the paper's round trips a file, which are `values`, stand."""
     across: int = Field(default=2, ge=1)
     """Panels side by side."""
     setting: str = ""

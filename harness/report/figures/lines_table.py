@@ -160,7 +160,8 @@ class _Cells:
             return None
         workers = self._results.experiment.loaders[str(times["loader"].iloc[0])].params.get("num_workers")
         epoch = times.groupby(["cell_id", "epoch"]).agg(work_s=("work_s", "sum"), duration_s=("duration_s", "first"))
-        return float((epoch["work_s"] / epoch["duration_s"]).median()) / int(workers) if workers else None
+        share = float((epoch["work_s"] / epoch["duration_s"]).median())
+        return share / workers if isinstance(workers, int) and workers else None
 
 
 def _write_mean(column: str, loader: str, every: Sequence[Timeline]) -> str:

@@ -23,7 +23,9 @@ ESTIMATE_HATCH = "/////"
 LOADER_COLOURS = {
     "pytorch": "#c4553b",
     "pytorch_unordered": "#8c564b",
+    "pytorch_emlio": "#e08a6d",
     "dali": "#3b78b8",
+    "dali_emlio": "#7fb0dd",
     "spdl": "#2f9e8a",
     "spdl_stages": "#8fcfc2",
     "fixed": INK,

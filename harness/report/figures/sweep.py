@@ -7,8 +7,10 @@ from typing import Any, Final
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from harness.report.figures.definition import Panel, Sweep
 from harness.report.figures.marks import (
@@ -23,9 +25,10 @@ from harness.report.figures.marks import (
     write_under_title,
 )
 from harness.report.figures.sentences import fill, run_words
-from harness.report.figures.style import FAINT, INK, MUTED, SURFACE
+from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, choose_colour
 from harness.report.figures.sweep_values import (
     BySetting,
+    count_round_trips,
     divide_by,
     find_bound,
     find_paper,
@@ -37,15 +40,18 @@ from harness.report.figures.sweep_values import (
 )
 from harness.report.labels import ratio, significant, spell
 from harness.report.measurements import compare_frames
-from harness.report.papers import read_paper
+from harness.report.papers import low, read_paper
 from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
 
+_FAR_MS: Final = 1.0
+"""Round trip from which on round trips a file say something."""
 _OURS: Final = "sample_aware"
 """The section of the loader that the others are compared with in a panel of a workload."""
 _PAPER: Final[Mapping[str, Any]] = {"color": MUTED, "marker": "D", "markerfacecolor": SURFACE, "linestyle": "--"}
 _BOUND: Final[Mapping[str, Any]] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (6, 3))}
+_LAW: Final[Mapping[str, Any]] = {"color": INK, "linewidth": 1.4, "linestyle": (0, (2, 2)), "zorder": 2}
 _MODEL: Final[Mapping[str, Any]] = {"color": FAINT, "linewidth": 1.6, "linestyle": (0, (1, 1.5)), "zorder": 1}
 
 
@@ -54,6 +60,8 @@ def draw(spec: Sweep, results: Results, heading: str) -> Figure | None:
     frame = read_lines(spec, results)
     if frame.empty:
         return None
+    if spec.by == "regime":
+        return _draw_regimes(spec, frame, heading)
     workloads, bases = list(dict.fromkeys(frame["workload"])), list(dict.fromkeys(frame["base"]))
     count = len(workloads) if spec.by == "workload" else len(spec.panels) + bool(spec.values)
     columns = len(workloads) if spec.by == "loader" else min(spec.across, count)
@@ -106,6 +114,7 @@ def words(spec: Sweep, results: Results) -> Mapping[str, object]:
         "bound": bound,
         "slowest": slowest,
         "caps": sorted({model.cap for model in known if model.cap is not None}),
+        "round_trips": count_round_trips(frame) if spec.by == "regime" else None,
         **(known[0].words if known else {"load_ms": "", "step_ms": ""}),
     }
 
@@ -143,6 +152,64 @@ def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: 
     if panel.top:
         axes.set_ylim(0, panel.top)
     note_invalid(axes, frame)
+
+
+def _draw_regimes(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
+    """Draw a panel a regime, from near to far, on one scale."""
+    places = list(dict.fromkeys(frame.sort_values("rtt_ms")["place"]))
+    figure = make_sheet((3.7 * len(places) + 0.6, 4.4), {"w_pad": 0.08, "h_pad": 0.1, "wspace": 0.04}, heading)
+    row, values = figure.subplots(1, len(places), squeeze=False).ravel(), frame[spec.panels[0].metric]
+    for axes, place in zip(row, places, strict=True):
+        _draw_regime(axes, spec, frame, place)
+        axes.set_ylim(0.6 * values.min(), 1.6 * values.max())
+        axes.tick_params(labelleft=axes is row[0])
+    row[0].set_ylabel(spec.panels[0].y)
+    names = ("the law: round trips × RTT / readers", "near part: its best when nearest", "the paper's, at its readers")
+    near, theirs = {"color": MUTED, "linewidth": 1}, {**_PAPER, "linestyle": "", "markersize": 8}
+    handles = make_loader_handles(list(dict.fromkeys(frame["base"])))
+    handles += [Line2D([], [], label=name, **style) for name, style in zip(names, (_LAW, near, theirs), strict=True)]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles))
+    return figure
+
+
+def _draw_regime(axes: Axes, spec: Sweep, frame: pd.DataFrame, place: str) -> None:
+    """Draw time a file over readers in one regime, with the law, the near part and the paper's implied points."""
+    panel, here = spec.panels[0], frame[frame["place"] == place]
+    rtt_ms, settings = float(here["rtt_ms"].iloc[0]), sorted(frame["setting"].unique())
+    draw_sweep(axes, here, panel.metric, names=False)
+    axes.set(title=f"{place} away", xlabel=spec.x, ylabel="", yscale="log")
+    tick_settings(axes, settings)
+    _write_decades(axes.yaxis)
+    trips, nearest = count_round_trips(frame), frame[frame["rtt_ms"] == frame["rtt_ms"].min()]
+    if trips is not None:
+        axes.plot(settings, [trips * rtt_ms / setting for setting in settings], **_LAW)
+    for base in dict.fromkeys(here["base"]) if rtt_ms > frame["rtt_ms"].min() else ():
+        near = compute_medians(nearest[nearest["base"] == base], panel.metric)
+        if near:
+            axes.axhline(min(near.values()), color=choose_colour(str(base)), linewidth=1, alpha=0.6, zorder=0)
+    for base, known in read_paper_lines(spec.values).items():
+        if rtt_ms in known:
+            style = {**_PAPER, "color": choose_colour(base), "markersize": 8}
+            axes.plot([low(f"{spec.readers}/{base}")], [known[rtt_ms] * rtt_ms], **style)
+    if rtt_ms >= _FAR_MS:
+
+        def to_trips(value: Any) -> Any:
+            return value / rtt_ms
+
+        def to_time(trips: Any) -> Any:
+            return trips * rtt_ms
+
+        beside = axes.secondary_yaxis("right", functions=(to_trips, to_time))
+        _write_decades(beside.yaxis)
+        beside.set_ylabel("round trips a file")
+    note_invalid(axes, here)
+
+
+def _write_decades(axis: Axis) -> None:
+    """Write 1, 2, 5, 10, … at a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("")
 
 
 def _write_labels(axes: Axes, panel: Panel, frame: pd.DataFrame, shown: pd.DataFrame, theirs: BySetting) -> None:

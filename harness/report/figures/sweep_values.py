@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.report.figures.definition import NO_WAIT, Panel, Sweep
 from harness.report.figures.marks import compute_medians
-from harness.report.labels import UNKNOWN, megabytes, percent, ratio, seconds, significant, spell
+from harness.report.labels import UNKNOWN, megabytes, percent, ratio, regime_labels, seconds, significant, spell
 from harness.report.measurements import compare_frames, epochs, mark_settled, trusted, work
 from harness.report.papers import find_table, find_values, low
 from harness.results.reader import Results
@@ -40,6 +40,8 @@ def read_epochs(spec: Sweep, results: Results) -> pd.DataFrame:
         frame = frame.assign(setting=spec.setting_scale * frame["workload"].map(known).astype("float64"))
     frame = trusted(frame)
     return frame.assign(
+        ms_per_sample=1e3 * frame["duration_s"] / frame["samples"],
+        place=frame["regime"].map(regime_labels(results)),
         cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"],
         first_batch_from_start_s=frame["setup_s"] + frame["first_batch_s"],
         utilisation=1 - frame["stall_s"] / frame["duration_s"],
@@ -84,7 +86,8 @@ def find_bound(spec: Sweep, results: Results) -> BySetting:
 def _sum_work(frame: pd.DataFrame, results: Results) -> BySetting:
     """Return the time of all samples over the number of PyTorch's workers, in s by setting."""
     baseline, times = results.experiment.loaders.get(_BASELINE), work(results)
-    workers = 0 if baseline is None else int(baseline.params.get("num_workers") or 0)
+    given = None if baseline is None else baseline.params.get("num_workers")
+    workers = given if isinstance(given, int) else 0
     if not workers or times.empty:
         return {}
     epoch = frame.loc[(frame["base"] == _BASELINE) & frame["later"], ["cell_id", "epoch", "setting"]]
@@ -181,6 +184,17 @@ def table(spec: Sweep, results: Results) -> Table | None:
     return _by_setting(spec, results, frame) if spec.table == "settings" else _by_workload(spec, results, frame)
 
 
+def count_round_trips(frame: pd.DataFrame) -> float | None:
+    """Return the round trips that a file takes one reader, of the epochs of fewest readers in the farthest regime.
+
+    None without such an epoch.
+    """
+    far = frame[frame["rtt_ms"] == frame["rtt_ms"].max()]
+    few = far[far["setting"] == far["setting"].min()]
+    found = (few["ms_per_sample"] * few["setting"] / few["rtt_ms"]).median()
+    return None if math.isnan(found) or math.isinf(found) else float(found)
+
+
 def read_paper_lines(path: str) -> dict[str, dict[float, float]]:
     """Return a paper's values by loader and setting."""
     return {
@@ -225,7 +239,7 @@ def _by_workload(spec: Sweep, results: Results, frame: pd.DataFrame) -> Table:
 
 def _by_setting(spec: Sweep, results: Results, frame: pd.DataFrame) -> Table:
     """Return rows over the settings: of each panel the loaders, the bound, the model and the paper."""
-    theirs = read_paper_lines(spec.values)
+    theirs = read_paper_lines(spec.values) if spec.by != "regime" else {}
     settings = sorted({*frame["setting"].unique(), *(setting for known in theirs.values() for setting in known)})
     rows: list[tuple[str, ...]] = []
     dim: set[int] = set()
@@ -246,7 +260,7 @@ def _by_setting(spec: Sweep, results: Results, frame: pd.DataFrame) -> Table:
 
 def _split(spec: Sweep, frame: pd.DataFrame, panel: Panel) -> list[tuple[str, pd.DataFrame]]:
     """Return the names and epochs of a panel's rows: by loader, and by workload where panels are."""
-    keys = ["base"] if spec.by == "metric" else ["base", "workload"]
+    keys = {"metric": ["base"], "regime": ["base", "place"]}.get(spec.by, ["base", "workload"])
     parts = [(tuple(map(str, key)), part) for key, part in frame.groupby(keys, sort=False)]
     over = f"{spell(panel.over)} over " if panel.over else ""
     return [(over + ", ".join(map(spell, key)), part) for key, part in parts if key[0] != panel.over]

@@ -13,6 +13,7 @@ from harness.config.specs import Experiment
 from harness.results.cells import HostClock, MemoryRecord, Probe
 from harness.results.folder import RunFolder
 from harness.run.cells.data_access import DataAccess
+from harness.run.cells.readers import FoundReaders
 from harness.run.daemon import RunningDaemon
 from harness.run.datasets import StoredData
 from harness.run.energy_agent import EnergyAgent
@@ -45,6 +46,8 @@ class CellContext:
     """Name of the provenance file of this session."""
     spins: list[Spin] = field(default_factory=list)
     """What a fixed piece of work took before and after each cell of this session."""
+    readers: dict[str, FoundReaders] = field(default_factory=dict)
+    """The numbers that were found of loaders whose number of readers is `auto`, by loader, workload and regime."""
     probed: dict[tuple[str, int], Probe] = field(default_factory=dict)
     """The probe after the last cell, by its regime and its link, which may be made again; empty where it had none."""
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 from harness.cell.messages import CellSpec
 from harness.cell.resources import ResourceSampler
+from harness.config.specs import LoaderSpec
 from harness.errors import CellError
 from harness.results.cell_folder import write_manifest
 from harness.results.cells import Cell, MemoryRecord
@@ -18,6 +19,7 @@ from harness.run.cells.data_access import open_access
 from harness.run.cells.rank_files import LOADER_EVENTS, make_folders, rank_nodes, rank_spec, send_spec
 from harness.run.cells.ranks import CellRanks
 from harness.run.cells.save_cell import save_cell
+from harness.run.cells.try_readers import with_readers
 from harness.run.progress import RunProgress
 from harness.system.spin import measure_spin
 from harness.testbed.link.measure.watch import LinkWatch
@@ -33,7 +35,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     experiment, testbed = context.experiment, context.testbed
     partial = context.run.partial_folder(cell.cell_id)
     partial.mkdir()
-    loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
+    loader, workload = with_readers(context, cell, watcher), experiment.workloads[cell.workload]
     regime = experiment.regimes[cell.regime]
     context.spins.append(measure_spin())
     with ExitStack() as stack:
@@ -56,7 +58,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         outcome.before = context.probe_before(regime)
         clocks = context.hosts.clocks()
         watcher.phase("warming up")
-        specs = [send_spec(node, _spec(context, cell, outcome, rank)) for rank, node in enumerate(nodes)]
+        specs = [send_spec(node, _spec(context, cell, loader, outcome, rank)) for rank, node in enumerate(nodes)]
         (partial / "spec.json").write_bytes(specs[0].to_json())
         process.start(specs)
         sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet")
@@ -72,7 +74,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         outcome.clocks = clocks, context.hosts.clocks()
         process.fetch_files()
     context.spins.append(measure_spin())
-    save_cell(context, cell, outcome, partial)
+    save_cell(context, cell, loader, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
     partial.rename(context.run.cell_folder(cell.cell_id))
@@ -107,10 +109,9 @@ def _memory_record(group: MemoryGroup | None) -> MemoryRecord | None:
     return None if group is None else parse_value(MemoryRecord, group.describe())
 
 
-def _spec(context: CellContext, cell: Cell, outcome: CellMeasurement, rank: int) -> CellSpec:
+def _spec(context: CellContext, cell: Cell, loader: LoaderSpec, outcome: CellMeasurement, rank: int) -> CellSpec:
     experiment, access = context.experiment, outcome.reached[outcome.nodes[rank]]
     out = outcome.folders[rank]
-    loader = experiment.loaders[cell.loader]
     link = None if experiment.regimes[cell.regime].is_local else context.testbed.link
     return CellSpec(
         cell_id=cell.cell_id,

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from energymon import Reading, save_readings
 from harness.cell.events import CellEvent, read_events, read_timestamps, save_events
 from harness.cell.skipped import skipped_by_epoch
+from harness.config.specs import LoaderSpec
 from harness.errors import CellError
 from harness.results.cells import (
     Cell,
@@ -30,17 +31,20 @@ from harness.results.files import parse_value, write_json
 from harness.results.make_rows import to_readings_ns
 from harness.run.cells.context import CellContext, CellMeasurement
 from harness.run.cells.rank_files import LOADER_EVENTS, join_batches, rank_events, rank_records, temporary_files
+from harness.run.cells.try_readers import readers_key
 from harness.system.disk import is_on_disk
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.measure.watch import ping_bytes
 
 
-def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, partial: Path) -> None:
+def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: CellMeasurement, partial: Path) -> None:
     """Write the files of a cell that has ended into its folder, and remove those that they are made of.
+
+    `loader` has the arguments that the cell's loader was made with.
 
     Raises CellError where an epoch was not recorded, and HarnessError where readings cannot be had.
     """
-    experiment, loader = context.experiment, context.experiment.loaders[cell.loader]
+    experiment = context.experiment
     own = read_events(partial / "events.jsonl")
     edges = find_epoch_edges(own)
     if len(edges) != experiment.epochs:
@@ -61,6 +65,7 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
     record = CellRecord(
         **(asdict(cell) | {"regime": experiment.regimes[cell.regime]}),
         reads=loader.reads,
+        readers=loader.params.get(loader.readers),
         provenance=context.session,
         dataset=dataset.describe(),
         placement=parse_value(PlacementRecord, dataset.placed.describe()),
@@ -76,7 +81,7 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
             measured.nodes, batches, dataset.placed, gradient_bytes=accelerator.gradient_bytes or 0, has_link=has_link
         ),
         other_runs=sorted(measured.other_runs),
-        notes=measured.done.notes,
+        notes=[*measured.done.notes, *_note_readers(context, cell)],
         stats=measured.done.stats,
         on_error=loader.params.get("on_error", "raise"),
         skipped=list(skipped_by_epoch(events).values()),
@@ -91,6 +96,11 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
     write_json(partial / "cell.json", record)
     for path in [*measured.daemons, *chain(*map(temporary_files, measured.folders))]:
         path.unlink(missing_ok=True)
+
+
+def _note_readers(context: CellContext, cell: Cell) -> list[str]:
+    found = context.readers.get(readers_key(cell))
+    return [] if found is None else [found.describe(cell.regime)]
 
 
 def _energy(context: CellContext, first: CellEvent, last: CellEvent) -> tuple[EnergyRecord, Sequence[Reading]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,19 @@ def test_batches_of_pipelines_that_take_turns_come_in_their_order(
             given = [batch.ids.tolist() for batch in loader.epoch(epoch)]
             assert [len(ids) for ids in given] == [4] * (count // 4) + [count % 4] * (count % 4 > 0)
             assert [one for ids in given for one in ids] == epoch_order(count, seed=0, epoch=epoch).tolist()
+
+
+def test_as_many_samples_are_read_at_once_as_there_are_threads_that_read(image_tree: Tree) -> None:
+    readers = threading.Barrier(6)
+
+    def meet(image: object) -> torch.Tensor:
+        readers.wait(timeout=60)
+        return torch.zeros(3)
+
+    # Three batches are under way, so that the sixth reader meets the first.
+    options = {"batch_size": 4, "seed": 0, "num_threads": 1, "read_threads": 6}
+    with DaliLoader(samples=image_tree(24), transform=meet, **options) as loader:
+        assert [len(batch) for batch in loader.epoch(0)] == [4] * 6
 
 
 def test_an_even_number_of_threads_is_shared_by_two_pipelines_on_a_cpu() -> None:

@@ -1,0 +1,56 @@
+"""The number of files that a loader should read at once: that beyond which it gains less than 3 %; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_GAIN: Final = 1.03
+"""Factor on the rate that makes more readers worth it."""
+LIMIT_S: Final = 20.0
+"""After which no other number is tried."""
+_LADDER: Final = (2, 4, 8, 16, 32, 48)
+_BETWEEN: Final[Mapping[int, int]] = {2: 1, 16: 12, 32: 24}
+"""The number that is tried next where one of the ladder is the best."""
+_NO_GAIN: Final = 2
+"""So many larger numbers in turn without a gain end the search: one may be a disturbance."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundReaders:
+    """What a search found."""
+
+    readers: int
+    rates: Mapping[int, float]
+    """Samples/s of the pieces, by number of readers."""
+    is_whole: bool = True
+    """Whether it ended before its limit."""
+
+    def describe(self, regime: str) -> str:
+        """Return the number and the rates of a regime in a sentence."""
+        rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(self.rates.items()))
+        ended = "" if self.is_whole else f"; the search ended after {LIMIT_S:g} s, and more may be quicker"
+        number = f"{self.readers} files are read at once in {regime}"
+        return f"{number}, as found before the first epoch ({rates} samples/s{ended})"
+
+
+def choose_readers(rates: Mapping[int, float]) -> int:
+    """Return the least number whose rate is within 3 % of the best one."""
+    best = max(rates.values())
+    return min(number for number, rate in rates.items() if _GAIN * rate >= best)
+
+
+def find_next(rates: Mapping[int, float | None]) -> int | None:
+    """Return the number of readers to try after these; None where the search is over.
+
+    A rate is None where the epoch is too short for a piece with so many readers.
+    """
+    known = {number: rate for number, rate in rates.items() if rate is not None}
+    later = [number for number in _LADDER if number not in rates]
+    if later and len(known) == len(rates):
+        larger = [number for number in known if number > choose_readers(known)] if known else []
+        if len(larger) < _NO_GAIN:
+            return later[0]
+    between = _BETWEEN.get(choose_readers(known)) if known else None
+    return None if between in rates else between
