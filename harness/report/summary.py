@@ -115,7 +115,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         setup_s=Stat.of(row.setup_s for row in _trusted(rows)),
         drawn_j=Stat.of(row.drawn_j for row in shown),
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
-        estimated=frozenset().union(*(row.estimated for row in shown)) & domains.keys(),
+        estimated=frozenset().union(*(row.estimated for row in shown)).intersection(domains),
         error_j=compute_median(shown, lambda row: row.energy_error_j),
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),

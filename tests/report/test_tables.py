@@ -6,6 +6,7 @@ from rich.console import Console
 
 from harness.report import print_report, read_report, render
 from harness.report.claims import NOT_CHECKED, group_unchecked
+from harness.report.labels import joules
 from harness.report.remarks import write_headline
 from harness.report.summary import summarise
 from harness.results.reader import read_results
@@ -57,7 +58,7 @@ def test_joules_of_an_emulated_board_are_in_no_median_ratio_or_bar(build):
     row = builder.rows[builder.ids(loader="pytorch", regime="wan_30ms")[0]]
     text = printed(folder)
     assert "without those of the emulated board" in " ".join(text.split())
-    assert words_of(text, "PyTorch, 30 ms")[-2:] == [f"{row['gpu_j']:.0f}", "J"], "the board has a column of its own"
+    assert words_of(text, "PyTorch, 30 ms")[-2:] == joules(row["gpu_j"]).split(), "in a column of its own"
     (group,) = [one for one in summarise(read_results(folder)) if (one.loader, one.regime) == ("pytorch", "wan_30ms")]
     assert group.drawn_j.median == row["cpu_j"] and group.domain_j == {"cpu": row["cpu_j"]}
 
