@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -26,7 +28,7 @@ from rich.console import Console
 
 from harness.errors import TestbedError
 from harness.report import Report, print_report, read_report
-from harness.report.tables import print_medians
+from harness.results.provenance import list_facts
 
 STREAMING_MOST = {"the paper's bound": 1.05, "the goal": 1.02}
 """An epoch at 30 ms over one at 0.1 ms: the EMLIO paper has less than 5 % (section 5.1)."""
@@ -57,8 +59,9 @@ def wan30ms(quick: bool) -> Iterator[Line]:
         if not quick:
             yield at_most("wan30ms: second run, s", 300, second_s, f"{second_s:.0f}")
         rows = read_rows(folder)
-        text, picture = printed(folder, print_medians), folder / "results/latest/figures/emlio_fig5.png"
-        yield Line("wan30ms: what it prints", "", "", raw={"text": text, "epochs": rows.to_dict("records")})
+        report, picture = read_latest(folder), folder / "results/latest/figures/emlio_fig5.png"
+        raw = {"text": printed(report), "epochs": rows.to_dict("records"), **list_evidence(report)}
+        yield Line("wan30ms: what it prints", "", "", raw=raw)
         valid = int((rows["valid"] == "valid").sum())
         yield Line("wan30ms: valid rows", "all", f"{valid} of {len(rows)}", valid == len(rows))
         disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
@@ -111,13 +114,39 @@ def seeds() -> Iterator[Line]:
     """Run minato_seeds: whether a model learns the same through two loaders, over five seeds."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-seeds-") as name:
         seconds, _ = watched(Path(name), "minato_seeds")
-        yield Line("minato_seeds, s", "", f"{seconds:.0f}", raw={"text": printed(Path(name), print_report)})
+        report = read_latest(Path(name))
+        yield Line("minato_seeds, s", "", f"{seconds:.0f}", raw={"text": printed(report), **list_evidence(report)})
 
 
-def printed(folder: Path, show: Callable[[Report, Console], None]) -> str:
-    """Return what `show` prints of the latest run."""
+def list_evidence(report: Report) -> dict[str, object]:
+    """Return what the rows of a run rest on: checks by rule and verdict, those that did not pass, claims, machine.
+
+    The record of the machine is without its name, its paths and its environment variables.
+    """
+    checks = report.results.checks
+    rules = {rule: Counter(one.verdict for one in checks if one.rule == rule) for rule in {one.rule for one in checks}}
+    kept = ("host", "packages", "source", "installed", "testbed", "energy")
+    sessions = [
+        list_facts({name: fields for name, fields in record.items() if name in kept})
+        for record in report.results.sessions.values()
+    ]
+    return {
+        "checks": dict(sorted(rules.items())),
+        "not_passed": [asdict(one) for one in checks if one.verdict not in ("pass", "not applicable")],
+        "claims": [asdict(claim) for claim in report.claims],
+        "provenance": [{key: fact for key, fact in facts.items() if key != "host.hostname"} for facts in sessions],
+    }
+
+
+def read_latest(folder: Path) -> Report:
+    """Return the latest run, judged."""
+    return read_report(folder / "results" / "latest")
+
+
+def printed(report: Report) -> str:
+    """Return what a run prints at its end."""
     console = Console(file=io.StringIO(), width=COLUMNS)
-    show(read_report(folder / "results" / "latest"), console)
+    print_report(report, console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")
 

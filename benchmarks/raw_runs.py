@@ -32,7 +32,7 @@ def describe_run(arguments: Mapping[str, object]) -> Part:
     # Imported when a run is kept: rendering tables needs neither psutil nor the harness.
     from harness.results.provenance import describe_host
 
-    host = {name: field["value"] for name, field in describe_host().items()}
+    host = {name: field["value"] for name, field in describe_host().items() if field["value"] is not None}
     is_virtual = "hypervisor" in Path("/proc/cpuinfo").read_text().split()
     return {
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -78,9 +78,9 @@ class Stage:
         """Run the experiment to its end."""
         return self.ended(self.start(*overrides), *statuses)
 
-    def tool(self, module: str, *statuses: int) -> str:
-        """Run `harness.results.collect` or `harness.report` on the folder."""
-        argv = [sys.executable, "-m", module, str(self.folder)]
+    def tool(self, command: str, *statuses: int) -> str:
+        """Run `harness.validate --write` or `harness.report` on the folder."""
+        argv = [sys.executable, "-m", *command.split(), str(self.folder)]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         return self.ended(process, *statuses)
 
@@ -263,7 +263,7 @@ def damaged_cells(stage: Stage) -> None:
     for path in sorted(kept.iterdir()):
         if path.suffix in (".json", ".parquet"):
             damage(cell / path.name, stage.random)
-            stage.tool("harness.results.collect", 3)
+            stage.tool("harness.validate --write", 3)
             stage.tool("harness.report", 0)
             stage.whole(1)
             shutil.copy2(path, cell / path.name)
@@ -279,7 +279,7 @@ def damaged_folder(stage: Stage) -> None:
     shutil.copytree(stage.folder, kept, symlinks=True)
     for name in ("plan.json", "config.yaml", "ledger.jsonl", "provenance.json", "samples.parquet", "epochs.csv"):
         damage(stage.folder / name, stage.random)
-        stage.tool("harness.results.collect", 0, 2, 6)
+        stage.tool("harness.validate --write", 0, 2, 6)
         stage.run("resume=latest", statuses=(0, 2))
         stage.tool("harness.report", 0, 2, 7)
         shutil.copy2(kept / name, stage.folder / name)

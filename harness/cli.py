@@ -65,7 +65,7 @@ more
   --hydra-help                      Hydra's own flags
   --version                         print joulefeed's version
   python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
-  python -m harness.results.collect FOLDER  judge the rows again
+  python -m harness.validate FOLDER judge it again from its raw files, and say what differs; --write stores it
   python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
   python -m energymon doctor        its energy sensors
 

@@ -6,6 +6,8 @@ INVALID_ROWS = 6
 """Exit status where every cell is done, and no row of some loader and regime is valid."""
 BROKEN_FIGURE = 7
 """Exit status where a figure cannot be drawn; the rest of the report is."""
+DIFFERS = 8
+"""Exit status where a results folder states something else than what its raw files contain."""
 
 
 class HarnessError(Exception):

@@ -47,10 +47,14 @@ _NOTES: Final[Mapping[str, str]] = {
     "disk reads": "disk reads: where the samples are stored, over the samples' bytes",
     "net": "net: beyond what the hosts draw idle",
     "stalled": "stalled: of the accelerator, while the step waited for batches",
+    "board": "board: of the emulated accelerator, its published power over the epoch's time",
     "loader": "the others: CPU joules net of idle by CPU time; loader: with its step",
     "loader gross": "gross: CPU joules by CPU time, the idle ones too; loader: with its step",
 }
-_SOURCES: Final[Mapping[str, Sequence[str]]] = {"net": DOMAINS, "stalled": ("gpu",), "cost": DOMAINS, "g CO2": DOMAINS}
+_SOURCES: Final[Mapping[str, Sequence[str]]] = {
+    **dict.fromkeys(("net", "cost", "g CO2"), DOMAINS),
+    **dict.fromkeys(("stalled", "board"), ("gpu",)),
+}
 """The domains that a column is made of; the others are of the CPU."""
 
 
@@ -76,14 +80,15 @@ def make_joule_table(results: Results, groups: Sequence[LoaderGroup], workload: 
         known = [compute_median(group.rows, value) for group in here]
         if all(one is None for one in known):
             continue
-        is_estimated = any(group.estimated.intersection(_SOURCES.get(head, ("cpu",))) for group in here)
-        is_gross = head in PARTS and any(_is_gross(row) for group in here for row in group.rows)
+        rows = [row for group in here for row in group.rows]
+        is_estimated = any(row.estimated.intersection(_SOURCES.get(head, ("cpu",))) for row in rows)
+        is_gross = head in PARTS and any(map(_is_gross, rows))
         name = head + (" gross" if is_gross else "")
-        notes = [_NOTES.get(name, ""), "est.: an estimate, which no sensor measured" if is_estimated else ""]
-        note, name = "; ".join(filter(None, notes)), name + (" est." if is_estimated else "")
-        columns.append(TableColumn(name, optional=len(columns), note=note))
+        title = name + (" est." if is_estimated else "")
+        columns.append(TableColumn(title, optional=len(columns), note=_NOTES.get(name, "")))
         cells.append([_write_amount(one) if head in ("cost", "g CO2") else _write_joules(one) for one in known])
-    return _make_table(results, "joules", here, columns, [list(row) for row in zip(*cells, strict=True)])
+    notes = ["est.: an estimate, which no sensor measured"] * any(one.name.endswith(" est.") for one in columns)
+    return _make_table(results, "joules", here, columns, [list(row) for row in zip(*cells, strict=True)], notes)
 
 
 def _list_measured(groups: Sequence[LoaderGroup], workload: str) -> list[LoaderGroup]:
@@ -96,11 +101,12 @@ def _make_table(
     groups: Sequence[LoaderGroup],
     columns: Sequence[TableColumn],
     cells: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
 ) -> Table | None:
     labels = regime_labels(results)
     names = [spell(one.loader) + (f", {labels[one.regime]}" if len(results.regimes) > 1 else "") for one in groups]
     rows = [(name, *row) for name, row in zip(names, cells, strict=False)]
-    return Table((corner, *columns), rows) if columns else None
+    return Table((corner, *columns), rows, notes=tuple(notes)) if columns else None
 
 
 def _write_costs(group: LoaderGroup, of_bound: Ratio | None, frame: pd.DataFrame) -> dict[str, str]:
@@ -130,6 +136,7 @@ def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | Non
     return {
         "net": attrgetter("net_j"),
         "stalled": attrgetter("stalled_j"),
+        "board": lambda row: row.gpu_j if "gpu" in row.estimated else None,
         **{head: partial(_read_amount, per_kwh) for head, per_kwh in amounts.items() if per_kwh is not None},
         **{name: attrgetter(f"{name}_j") for name in (*parts, "other", "monitor")},
     }
@@ -141,7 +148,7 @@ def _is_gross(row: EpochRow) -> bool:
 
 
 def _read_amount(per_kwh: float, row: EpochRow) -> float | None:
-    return None if row.total_j is None else row.total_j * per_kwh / _J_PER_KWH
+    return None if row.drawn_j is None else row.drawn_j * per_kwh / _J_PER_KWH
 
 
 def _write_joules(value: float | None) -> str:

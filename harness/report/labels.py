@@ -91,9 +91,9 @@ def write_ratio(found: Ratio | None) -> str:
 
 
 def span(found: Ratio | None) -> str:
-    """Write the 95 % interval of a ratio; empty where it has none."""
+    """Write the 95 % interval of a ratio, or that a median of one repeat has none; empty where there is no ratio."""
     if found is None or found.interval is None:
-        return ""
+        return "one repeat" if found is not None and found.is_single else ""
     return f"{factor(found.interval.low).removesuffix('×')} to {factor(found.interval.high)}"
 
 

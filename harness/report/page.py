@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.report.claims import Claim
+from harness.report.claims import NOT_CHECKED, Claim, group_unchecked
 from harness.report.costs import make_cost_table, make_joule_table
 from harness.report.distance import make_distance_table
 from harness.report.figures import BrokenFigure, DrawnFigure
@@ -72,7 +72,8 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         workloads=[_workload(results, groups, workload) for workload in results.workloads],
         caveats=list_caveats(results, groups),
         problems=list_problems(results),
-        claims=claims,
+        claims=[claim for claim in claims if claim.verdict != NOT_CHECKED],
+        unchecked=group_unchecked(claims),
         figures=[(figure, _inline_svg(figure) if isinstance(figure, DrawnFigure) else None) for figure in figures],
         rules=_rules(results),
         verdicts=_VERDICTS,
@@ -84,13 +85,14 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         commands=_commands(results),
         any_unfinished=bool(results.unfinished),
         any_estimate=any(group.estimated for group in groups),
+        any_emulated=any("gpu" in row.estimated for group in groups for row in group.rows),
         any_untrusted=any(group.measured and not group.trusted for group in groups),
         domains=[domain for domain in DOMAINS if any(domain in group.domain_j for group in groups)],
         domain_colours=DOMAIN_COLOURS,
         all_domains=DOMAINS,
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
-        read_joules=lambda row: row.total_j,
+        read_joules=lambda row: row.drawn_j,
         marks=explain_marks(groups),
         medians=describe_medians(groups),
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells
@@ -123,7 +125,7 @@ def _workload(results: Results, groups: Sequence[LoaderGroup], workload: str) ->
         "key": workload,
         "sections": sections,
         "longest_s": max((group.time_s.median for group in here if group.time_s), default=1.0),
-        "most_j": max((group.total_j.median for group in here if group.total_j), default=1.0),
+        "most_j": max((group.drawn_j.median for group in here if group.drawn_j), default=1.0),
         "compared": choose_base(results),
     }
 
@@ -184,14 +186,14 @@ def _provenance(provenance: Provenance) -> Iterable[tuple[str, list[tuple[str, s
 
 
 def _field(field: object) -> tuple[str, str]:
-    value, source = (field.get("value"), field.get("source")) if isinstance(field, Mapping) else (field, None)
+    value, *origin = [field.get(key) for key in ("value", "source", "how")] if isinstance(field, Mapping) else [field]
     if isinstance(value, Mapping):
         text = ", ".join(f"{key}: {part if isinstance(part, str) else json.dumps(part)}" for key, part in value.items())
     elif isinstance(value, list | tuple):
         text = ", ".join(str(part) for part in value)
     else:
         text = "unknown" if value is None else str(value)
-    return text, "" if source is None else str(source)
+    return text, ", ".join(str(part) for part in origin if part is not None)
 
 
 def _commands(results: Results) -> list[tuple[str, str]]:

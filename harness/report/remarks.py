@@ -139,6 +139,7 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     pairs = ((row, *pair) for row in rows for pair in row.sources.items())
     sources = dict.fromkeys(f"{domain} from {source}" for row, domain, source in pairs if domain not in row.estimated)
     facts = {"estimated": estimated, "absent": absent, "sources": list(sources), "weakens": bool(estimated or absent)}
+    facts["emulated"] = "GPU" in estimated
     return [facts] if rows else []
 
 
@@ -220,7 +221,7 @@ def _links(results: Results) -> Sequence[_Facts]:
     if not kinds or cpu is None:
         return []
     energy = Stat.of(row.link_j for row in results.rows)
-    share = Stat.of(row.link_j / row.total_j for row in results.rows if row.link_j is not None and row.total_j)
+    share = Stat.of(row.link_j / row.drawn_j for row in results.rows if row.link_j is not None and row.drawn_j)
     drops = sum(epoch.drops or 0 for epoch in epochs)
     floors = [cell.link.floor_ms for cell in results.cells if cell.link.floor_ms is not None]
     return [
@@ -275,7 +276,7 @@ def _list_slowdowns(results: Results, groups: Sequence[LoaderGroup], workload: s
     slowdowns = [
         {
             "factor": ("≈" if ratio.is_noise else "") + factor(ratio.value).rstrip("×"),
-            "sureness": f"within noise, {span(ratio)}" if ratio.is_noise else span(ratio) or "one repeat",
+            "sureness": f"within noise, {span(ratio)}" if ratio.is_noise else span(ratio),
             "loader": spell(loader),
         }
         for ratio, loader in known

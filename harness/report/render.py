@@ -60,11 +60,17 @@ def render(report: Report) -> Rendered:
     """
     from harness.report.page import write_page
 
-    stored = RunFolder(report.results.folder).claims
-    text = json.dumps([asdict(claim) for claim in report.claims], indent=1, ensure_ascii=False) + "\n"
-    write_whole(stored, text.encode())
+    stored = write_claims(report)
     found = draw_figures(report.results)
     page = write_page(report.results, report.claims, found)
     drawn = [figure for figure in found if isinstance(figure, DrawnFigure)]
     files = (stored, *(path for figure in drawn for path in (figure.png, figure.svg)), page)
     return Rendered(files, tuple(figure for figure in found if isinstance(figure, BrokenFigure)))
+
+
+def write_claims(report: Report) -> Path:
+    """Write claims.json into the results folder; returns its path. Raises OSError when the folder cannot be written."""
+    stored = RunFolder(report.results.folder).claims
+    text = json.dumps([asdict(claim) for claim in report.claims], indent=1, ensure_ascii=False) + "\n"
+    write_whole(stored, text.encode())
+    return stored

@@ -56,13 +56,14 @@ class LoaderGroup:
     """Duration of the cells' first epochs; None where these are the only ones."""
     setup_s: Stat | None
     """How long the loader took to be made."""
-    total_j: Stat | None
+    drawn_j: Stat | None
+    """Joules without those of an emulated board, which only repeat the epoch's time."""
     domain_j: dict[str, float]
-    """Median joules by domain; a domain without a source is absent."""
+    """Median joules by domain; a domain without a source is absent, and so is an emulated board."""
     estimated: frozenset[str]
-    """Domains whose joules are an estimate in any of the rows."""
+    """Domains of `domain_j` whose joules are an estimate in any of the rows."""
     error_j: float | None
-    """Median error bound of total_j."""
+    """Median error bound of drawn_j."""
     au: float | None
     mb_per_s: float | None
 
@@ -97,7 +98,9 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
     settled = select_settled(rows)
     first = [row for row in rows if row not in settled] if settled else []
     shown = _trusted(settled or rows)
-    domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in DOMAINS}
+    is_emulated = any("gpu" in row.estimated for row in shown)
+    drawn = [domain for domain in DOMAINS if domain != "gpu" or not is_emulated]
+    domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in drawn}
     return LoaderGroup(
         workload=workload,
         loader=loader,
@@ -110,9 +113,9 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         time_s=Stat.of(row.duration_s for row in shown),
         first_s=Stat.of(row.duration_s for row in _trusted(first)),
         setup_s=Stat.of(row.setup_s for row in _trusted(rows)),
-        total_j=Stat.of(row.total_j for row in shown),
+        drawn_j=Stat.of(row.drawn_j for row in shown),
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
-        estimated=frozenset().union(*(row.estimated for row in shown)),
+        estimated=frozenset().union(*(row.estimated for row in shown)).intersection(domains),
         error_j=compute_median(shown, lambda row: row.energy_error_j),
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.config.sweep import SweepJob, changed
 from harness.errors import ResultsError
-from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim
+from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, group_unchecked
 from harness.report.costs import make_cost_table, make_joule_table
 from harness.report.distance import make_distance_table
 from harness.report.figures import make_figure_tables
@@ -60,7 +60,8 @@ def print_report(report: Report, console: Console) -> None:
     console.print(_name_run(results, groups))
     console.print(write_headline(results, groups), highlight=False)
     for workload in results.workloads:
-        _print_medians(console, results, groups, workload)
+        title = spell(workload) if len(results.workloads) > 1 else ""
+        _print(_make_median_table(results, groups, workload), console, title)
         for table in (make_cost_table(results, groups, workload), make_joule_table(results, groups, workload)):
             if table is not None and len(table.rows) <= _MAX_ROWS:
                 _print(table, console)
@@ -72,12 +73,6 @@ def print_report(report: Report, console: Console) -> None:
     rows = [(TableCell(one.topic, "warn" if one.weakens else "dim"), one.text) for one in list_caveats(results, groups)]
     _print(Table(_LIST, rows) if rows else None, console, "To know")
     console.print()
-
-
-def print_medians(report: Report, console: Console) -> None:
-    """Print the medians of a run, and nothing else of it."""
-    for workload in report.results.workloads:
-        _print_medians(console, report.results, summarise(report.results), workload)
 
 
 def print_jobs(jobs: Sequence[SweepJob], console: Console) -> None:
@@ -129,14 +124,9 @@ def _choose_style(valid: int, planned: int) -> Style:
     return "good" if valid == planned else "warn" if valid else "bad"
 
 
-def _print_medians(console: Console, results: Results, groups: Sequence[LoaderGroup], workload: str) -> None:
-    title = spell(workload) if len(results.workloads) > 1 else ""
-    _print(_make_median_table(results, groups, workload), console, title)
-
-
 def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table:
     labels, base = regime_labels(results), choose_base(results)
-    known = [group for group in groups if group.total_j is not None]
+    known = [group for group in groups if group.drawn_j is not None]
     all_estimated = bool(known) and all(group.estimated for group in known)
     ratios = [
         TableColumn("ratio", optional=_RATIO, note=_explain_ratio(groups, base)),
@@ -151,7 +141,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
         TableColumn("loader", left=True),
         "epoch",
         *beside,
-        TableColumn("estimate", note="estimate: joules that no sensor measured") if all_estimated else "energy",
+        TableColumn("estimate" if all_estimated else "energy", note=_explain_energy(groups, all_estimated)),
         *beside,
         TableColumn("AU", optional=_USE),
         TableColumn("MB/s", optional=_USE),
@@ -177,17 +167,23 @@ def _explain_ratio(groups: Sequence[LoaderGroup], base: str | None) -> str:
     return f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}" if base else ""
 
 
+def _explain_energy(groups: Sequence[LoaderGroup], all_estimated: bool) -> str:
+    is_emulated = any("gpu" in row.estimated for group in groups for row in group.rows)
+    parts = ["joules that no sensor measured"] * all_estimated + ["without those of the emulated board"] * is_emulated
+    return f"{'estimate' if all_estimated else 'energy'}: {', '.join(parts)}" if parts else ""
+
+
 def _write_group(
     group: LoaderGroup, base: LoaderGroup | None, compared: bool, all_estimated: bool
 ) -> list[TableCell | str]:
     """Return the cells of one loader in one regime, from the epoch on."""
     cells: list[TableCell | str] = []
-    total = joules(group.total_j.median if group.total_j else None)
-    if group.estimated and group.total_j and not all_estimated:
+    total = joules(group.drawn_j.median if group.drawn_j else None)
+    if group.estimated and group.drawn_j and not all_estimated:
         total += " est."
     for stat, text, ratio in (
         (group.time_s, seconds(group.time_s.median if group.time_s else None), compute_ratio(group, base)),
-        (group.total_j, total, compute_ratio(group, base, lambda row: row.total_j)),
+        (group.drawn_j, total, compute_ratio(group, base, lambda row: row.drawn_j)),
     ):
         cells += [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
         cells += [write_ratio(ratio), TableCell(span(ratio), "dim")] if compared else []
@@ -214,13 +210,9 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
         rows.append((TableCell(mark, style), sentence, here, TableCell(claim.expected, "dim")))
     heads = (TableColumn("", left=True), TableColumn("claims of the paper", left=True, wraps=True), "here", "paper")
     _print(Table(heads, rows, notes=(_CLAIM_LEGEND,)) if rows else None, console)
-    skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
-    if skipped:
-        reasons = "; ".join(dict.fromkeys(reason for claim in skipped for reason in claim.reason.split("; ")))
-        which = "One claim of the paper is" if len(skipped) == 1 else f"{len(skipped)} claims of the paper are"
-        if not rows:
-            console.print()
-        console.print(Text(f"{which} not checked: {reasons}.", "dim"))
+    skipped = group_unchecked(claims)
+    reasons = [(TableCell(str(len(of)), "dim"), TableCell(reason, "dim")) for reason, of in skipped.items()]
+    _print(Table(_LIST, reasons) if reasons else None, console, "Claims not checked, by reason")
 
 
 def _list_problems(results: Results) -> Table | None:
@@ -252,12 +244,12 @@ def _list_job_rows(job: SweepJob) -> list[list[TableCell | str]]:
     labels = regime_labels(results)
     rows: list[list[TableCell | str]] = []
     for group in summarise(results):
-        energy = joules(group.total_j.median if group.total_j else None)
+        energy = joules(group.drawn_j.median if group.drawn_j else None)
         rows.append(
             [
                 *(spell(group.workload), labels[group.regime], spell(group.loader)),
                 seconds(group.time_s.median if group.time_s else None),
-                f"{energy} est." if group.estimated and group.total_j else energy,
+                f"{energy} est." if group.estimated and group.drawn_j else energy,
                 TableCell(f"{group.valid} of {group.planned}", _choose_style(group.valid, group.planned)),
             ]
         )

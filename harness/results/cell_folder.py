@@ -151,7 +151,7 @@ def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.
 def write_manifest(folder: Path) -> None:
     """Write the SHA-256 checksums of a folder's files, by name."""
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _CHECKED and path.name != MANIFEST)
-    write_json(folder / MANIFEST, {name: _compute_checksum(folder / name) for name in names})
+    write_json(folder / MANIFEST, {name: compute_checksum(folder / name) for name in names})
 
 
 def load_cell(folder: Path) -> CellData:
@@ -190,11 +190,12 @@ def load_cell(folder: Path) -> CellData:
 def _check_manifest(folder: Path) -> None:
     for name, checksum in read_json(folder / MANIFEST, dict[str, str], CELL).items():
         with refuse_damage(folder / name, CELL):
-            if not (folder / name).is_file() or _compute_checksum(folder / name) != checksum:
+            if not (folder / name).is_file() or compute_checksum(folder / name) != checksum:
                 raise ValueError("it has changed since the cell ended")
 
 
-def _compute_checksum(path: Path) -> str:
+def compute_checksum(path: Path) -> str:
+    """Return the SHA-256 checksum of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

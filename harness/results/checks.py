@@ -1,6 +1,6 @@
 """The validity rules: each returns what it expected, what it found and a verdict; pure.
 
-The same rules judge a run as it ends and a finished folder (`python -m harness.results.collect FOLDER`).
+The same rules judge a run as it ends and a finished folder (`python -m harness.validate FOLDER`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ RULES = frozenset(
     }
 )
 """Names of the rules; HOST stands for the name of another host."""
+RULES_EDITION = 1
+"""Rises when a rule is added, left out or judges otherwise, or when a default tolerance changes."""
 FEW = 64
 """Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
 EARLY_BYTES = 2**16

@@ -1,30 +1,21 @@
-"""From the cells of a results folder to its rows and checks.
-
-`python -m harness.results.collect FOLDER` judges it again.
-"""
+"""From the cells of a results folder to its rows and checks. `python -m harness.validate FOLDER` does it again."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from harness.config.specs import Tolerances
-from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
+from harness.errors import ResultsError
 from harness.results.cell_folder import SET_ASIDE, CellData, DamagedCell, load_cell
-from harness.results.checks import FAIL, NOT_APPLICABLE, PASS, WARN, Check, judge
+from harness.results.checks import FAIL, NOT_APPLICABLE, PASS, RULES_EDITION, WARN, Check, judge
 from harness.results.epoch_row import EpochRow, RankRow, write_rows
 from harness.results.files import write_json
-from harness.results.folder import RunFolder
+from harness.results.folder import RunFolder, RunManifest
 from harness.results.make_rows import make_epoch_rows, make_rank_rows
 from harness.results.metrics import EpochMetrics, make_epoch_metrics
 from harness.results.provenance import list_changes
-from harness.system.disk import disk_errors
-from harness.system.program import run_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class Collected:
 
 
 def collect(run: RunFolder) -> Collected:
-    """Measure and judge every finished cell; write epochs, metrics and ranks (csv, parquet) and checks.json.
+    """Measure and judge every finished cell; write epochs, metrics, ranks (csv, parquet), checks and manifest (json).
 
     A damaged cell has a check that says so. The other cells are judged. Raises ResultsError when the plan or the config
     of the folder cannot be read.
@@ -53,15 +44,19 @@ def collect(run: RunFolder) -> Collected:
     rows, checks = judge_cells(cells, tolerances)
     checks += _same_place(run, cells)
     expected = "every file of the cell is as it was when the cell ended"
-    checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
+    checks += [
+        Check(cell_id, None, "whole_cell", expected, reason.replace(f"{run.folder}/", ""), FAIL)
+        for cell_id, reason in damaged.items()
+    ]
     metrics = [one for cell in cells for one in make_epoch_metrics(cell)]
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
     if ranks := [one for cell in cells for one in make_rank_rows(cell)]:
-        write_rows(ranks, RankRow, run.folder / "ranks.parquet", run.folder / "ranks.csv")
+        write_rows(ranks, RankRow, run.ranks_parquet, run.ranks_csv)
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
     if refused := _read_refused(run, tolerances):
         write_rows(refused, EpochRow, run.folder / "refused.parquet", run.folder / "refused.csv")
     write_json(run.checks, [asdict(check) for check in checks])
+    write_json(run.manifest, RunManifest(RULES_EDITION, run.compute_checksums()))
     return Collected(rows, checks, damaged)
 
 
@@ -94,7 +89,7 @@ def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
         try:
             found = [] if name == first else list_changes(run.read_session(first), run.read_session(name))
         except ResultsError as error:
-            found = [str(error)]
+            found = [str(error).replace(f"{run.folder}/", "")]
         actual, verdict = ("; ".join(found), WARN) if found else ("it was", PASS)
         if not found and len(set(sessions.values())) == 1:
             actual, verdict = "one session", NOT_APPLICABLE
@@ -118,28 +113,3 @@ def find_invalid_cells(cells: Sequence[CellData], tolerances: Tolerances) -> set
     """Return the ids of the cells with a row that a validity rule refuses."""
     rows, _ = judge_cells(cells, tolerances)
     return {row.cell_id for row in rows if not row.is_valid}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Judge a results folder again from what its cells stored; status 3: a cell is damaged, 6: a row is invalid."""
-    parser = argparse.ArgumentParser(prog="python -m harness.results.collect", description=main.__doc__)
-    parser.add_argument("folder", nargs="?", default="results/latest", help="a run's folder (%(default)s)")
-    name = parser.parse_args(argv).folder
-    try:
-        run = RunFolder.find(name, Path("results"))
-        with disk_errors({"FOLDER": run.folder}):
-            found = collect(run)
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    print(f"{len(found.rows)} rows, {len(found.rows) - len(found.invalid)} valid; {len(found.checks)} checks")
-    print(f"redraw the report with: {shlex.join(['python', '-m', 'harness.report', str(run.folder)])}")
-    for row in found.invalid:
-        print(f"  {row.cell_id} epoch {row.epoch}: {row.valid}")
-    for cell_id, reason in found.damaged.items():
-        print(f"  {cell_id}: damaged: {reason}")
-    return CellError.exit_status if found.damaged else INVALID_ROWS if found.invalid else 0
-
-
-if __name__ == "__main__":
-    run_program(main)

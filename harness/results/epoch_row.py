@@ -110,6 +110,14 @@ class EpochRow:
         return {domain: joules for domain, joules in known.items() if joules is not None}
 
     @property
+    def drawn_j(self) -> float | None:
+        """`total_j` without the joules of an emulated board: these are its published power over the epoch's time."""
+        if self.total_j is None or "gpu" not in self.estimated:
+            return self.total_j
+        hosts = [joules for domain, joules in self.joules.items() if domain != "gpu"]
+        return sum(hosts) if hosts else None
+
+    @property
     def sources(self) -> dict[str, str]:
         """Source by domain: rapl-powercap, nvml-counter, estimate, …"""
         pairs = (part.partition("=") for part in self.energy_source.split(";") if part.strip())

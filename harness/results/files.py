@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 RUN: Final = "restore it, or measure again"
 CELL: Final = "resume the run, which measures its cell again"
-COLLECT: Final = "python -m harness.results.collect writes it again"
+COLLECT: Final = "python -m harness.validate --write FOLDER writes it again"
 """Remedies for a damaged file: of the run, of a cell, and one that is made from the cells' files."""
 
 _DAMAGE: Final = (

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.specs import Experiment, Tolerances
 from harness.errors import ResultsError
+from harness.results.cell_folder import MANIFEST, compute_checksum
 from harness.results.cells import Cell, CellRecord
 from harness.results.files import RUN, parse_value, read_json, refuse_damage
 from harness.results.provenance import Provenance
@@ -27,6 +28,10 @@ from harness.results.provenance import Provenance
 NEW_RUN = "start a new run"
 FORMAT: Final = 1
 """Version of a run's files. It rises with every change after which older files cannot be read."""
+_RAW: Final = (
+    *("config.yaml", "plan.json", "ledger.jsonl", "provenance*.json", "preparation.json"),
+    *("samples*.parquet", "placement*.parquet", "cells"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,15 @@ class RunPlan:
     dataset_hash: str = ""
     seed: int = 0
     cells: Sequence[Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """manifest.json of a run: by which rules it was judged, and from which files."""
+
+    rules_edition: int
+    files: Mapping[str, str]
+    """SHA-256 of each file of the run, and of each cell's own manifest, by path in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +142,15 @@ class RunFolder:
         self.plan = folder / "plan.json"
         self.ledger = folder / "ledger.jsonl"
         self.provenance = folder / "provenance.json"
+        self.manifest = folder / MANIFEST
         self.checks = folder / "checks.json"
         self.claims = folder / "claims.json"
         self.epochs_csv = folder / "epochs.csv"
         self.epochs_parquet = folder / "epochs.parquet"
         self.metrics_csv = folder / "metrics.csv"
         self.metrics_parquet = folder / "metrics.parquet"
+        self.ranks_csv = folder / "ranks.csv"
+        self.ranks_parquet = folder / "ranks.parquet"
         self.energy = folder / "energy.sqlite"
         self.readers = folder / "readers.json"
         self.cells = folder / "cells"
@@ -207,6 +224,19 @@ class RunFolder:
                 f"version, or {NEW_RUN}"
             )
         return read_json(self.plan, RunPlan, NEW_RUN)
+
+    def list_raw(self) -> list[Path]:
+        """Return the files and folders that rows, checks and claims are made from; the others are made of them."""
+        return sorted(path for pattern in _RAW for path in self.folder.glob(pattern))
+
+    def compute_checksums(self) -> dict[str, str]:
+        """Return the SHA-256 checksums of the raw files by path, of cells those of their manifests.
+
+        The config and the ledger are left out: they change without the measurements.
+        """
+        files = [path for path in self.list_raw() if path.is_file() and path not in (self.config, self.ledger)]
+        files += sorted(self.cells.glob(f"*/{MANIFEST}"))
+        return {str(path.relative_to(self.folder)): compute_checksum(path) for path in files}
 
     def read_config(self) -> DictConfig:
         """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""

@@ -1,7 +1,4 @@
-"""What a run was measured on, each field with where it came from, and how two such records differ.
-
-What cannot be found is absent.
-"""
+"""What a run was measured on, each field with its source and how it was had, and how two such records differ."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
 
 import psutil
 
@@ -43,10 +40,18 @@ _VARIABLES = (
 _PASSING = frozenset({"time_utc", "frequency_mhz", "load_average", "boot_time_utc"})
 """What differs from one minute to the next."""
 
+How: TypeAlias = Literal["measured", "declared", "inferred", "unknown"]
+"""How a value was had.
+
+measured: read from the machine or from the files that were used | declared: a person, a config or a package says so |
+inferred: computed from other facts, which may mislead | unknown: not found; the value is None.
+"""
 Field = dict[str, Any]
-"""`value`, and `source`: where the value comes from."""
+"""`value`; `source`, where the value comes from; and `how`, as `How` has it."""
 Provenance = dict[str, Field]
 """provenance.json: sections of fields by name; and `command`, a field without a section."""
+_MEASURED_OF_DATASET: Final = frozenset({"content_hash", "samples", "bytes", "p5_kb", "median_kb", "p95_kb", "skipped"})
+_DECLARED_OF_TESTBED: Final = frozenset({"kind", "run_id"})
 
 
 def collect_provenance(
@@ -56,21 +61,28 @@ def collect_provenance(
     sensors: Sequence[object],
     dataset: Mapping[str, object],
 ) -> Provenance:
-    """Return provenance.json's content: the command, and sections of fields, each {"value", "source"}.
+    """Return provenance.json's content: the command, and sections of fields, each {"value", "source", "how"}.
 
     `here` is what `describe_machine` returned.
     """
     return {
-        "command": _make_field(command, "the command line"),
+        "command": make_field(command, "the command line", "declared"),
         **here,
-        "testbed": {name: _make_field(value, "harness.testbed") for name, value in testbed.items()},
-        "energy": {"sensors": _make_field(sensors, "energymon")},
-        "dataset": {name: _make_field(value, "harness.datasets") for name, value in dataset.items()},
+        "testbed": {
+            name: make_field(value, "harness.testbed", "declared" if name in _DECLARED_OF_TESTBED else "measured")
+            for name, value in testbed.items()
+        },
+        "energy": {"sensors": make_field(sensors, "energymon")},
+        "dataset": {
+            name: make_field(value, "harness.datasets", "measured" if name in _MEASURED_OF_DATASET else "declared")
+            for name, value in dataset.items()
+        },
     }
 
 
-def _make_field(value: object, source: str) -> Field:
-    return {"value": value, "source": source}
+def make_field(value: object, source: str, how: How = "measured") -> Field:
+    """Return a field; one without a value is unknown."""
+    return {"value": value, "source": source, "how": "unknown" if value is None else how}
 
 
 def describe_machine(targets: Iterable[str]) -> Provenance:
@@ -85,8 +97,8 @@ def describe_machine(targets: Iterable[str]) -> Provenance:
         "host": describe_host(),
         "packages": list_packages(),
         "source": describe_source(targets),
-        "environment": {name: _make_field(value, "environ") for name, value in variables.items()},
-        "installed": {"packages": _make_field(installed, "importlib.metadata")},
+        "environment": {name: make_field(value, "environ", "declared") for name, value in variables.items()},
+        "installed": {"packages": make_field(installed, "importlib.metadata", "declared")},
     }
 
 
@@ -96,7 +108,7 @@ def list_changes(before: Provenance, now: Provenance) -> list[str]:
     Only sections that both have are compared: what `describe_machine` returns has no testbed and no sensors.
     """
     sections = [name for name in now if name in before and name not in ("command", "dataset")]
-    old, new = ({k: v for name in sections for k, v in _select_facts(name, of[name]).items()} for of in (before, now))
+    old, new = (list_facts({name: of[name] for name in sections}) for of in (before, now))
     return [
         f"{key}: {new.get(key, 'absent')}, was {old.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())
@@ -104,9 +116,15 @@ def list_changes(before: Provenance, now: Provenance) -> list[str]:
     ]
 
 
+def list_facts(record: Provenance) -> dict[str, str]:
+    """Return the facts by which records are compared, by section and field: {"host.kernel": "6.1"}."""
+    return {key: value for name, fields in record.items() for key, value in _select_facts(name, fields).items()}
+
+
 def _select_facts(section: str, fields: Field) -> dict[str, str]:
     """Return the fields of a section by which two records are compared."""
     values = {name: field["value"] for name, field in fields.items() if name not in _PASSING}
+    values = {name: value for name, value in values.items() if value is not None}
     match section:
         case "installed":
             values = values["packages"]
@@ -131,13 +149,12 @@ def describe_host() -> dict[str, Field]:
     """Return what the machine is and how it is set."""
     fields: dict[str, Field] = {}
 
-    def add(name: str, where: str, read: Callable[[], object]) -> None:
+    def add(name: str, where: str, read: Callable[[], object], how: How = "measured") -> None:
         try:
-            value = read()
+            value = read() or None
         except (OSError, ValueError, StopIteration, IndexError):
-            return
-        if value not in (None, "", []):
-            fields[name] = _make_field(value, where)
+            value = None
+        fields[name] = make_field(value, where, how)
 
     cpu = Path("/sys/devices/system/cpu")
     add("time_utc", "clock", lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -152,7 +169,7 @@ def describe_host() -> dict[str, Field]:
     add("frequency_mhz", "/proc/cpuinfo", _read_frequency_mhz)
     add("load_average", "getloadavg", lambda: list(os.getloadavg()))
     add("boot_time_utc", "/proc/stat", lambda: datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat())
-    add("virtual_machine", "systemd-detect-virt", lambda: _run_command(["systemd-detect-virt"]))
+    add("virtual_machine", "systemd-detect-virt", lambda: _run_command(["systemd-detect-virt"]), "inferred")
     add("gpus", "nvidia-smi", (_run_command(["nvidia-smi", "-L"]) or "").splitlines)
     for name in _SYSCTLS:
         add(name.replace("/", "."), "sysctl", lambda name=name: Path("/proc/sys", name).read_text().strip())  # type: ignore[misc]
@@ -161,10 +178,10 @@ def describe_host() -> dict[str, Field]:
 
 def list_packages() -> dict[str, Field]:
     """Return the versions of Python and of the packages that the figures depend on."""
-    found = {"python": _make_field(sys.version.split()[0], "sys.version")}
+    found = {"python": make_field(sys.version.split()[0], "sys.version")}
     for name in _PACKAGES:
         try:
-            found[name] = _make_field(metadata.version(name), "importlib.metadata")
+            found[name] = make_field(metadata.version(name), "importlib.metadata", "declared")
         except metadata.PackageNotFoundError:
             continue
     return found
@@ -176,7 +193,7 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     Of a checkout also its commit and whether it was changed.
     """
     root = Path(__file__).resolve().parents[2]
-    code = {"code_sha256": {"value": _hash_code(root, targets), "source": "the files of joulefeed and of its loaders"}}
+    code = {"code_sha256": make_field(_hash_code(root, targets), "the files of joulefeed and of its loaders")}
     if not (root / ".git").exists():
         return code
     commit = _run_command(["git", "-C", str(root), "rev-parse", "HEAD"])
@@ -184,8 +201,8 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
         return code
     changed = _run_command(["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain"])
     return code | {
-        "commit": _make_field(commit, "git rev-parse"),
-        "changed": _make_field(bool(changed), "git status"),
+        "commit": make_field(commit, "git rev-parse"),
+        "changed": make_field(bool(changed), "git status"),
     }
 
 

@@ -21,7 +21,7 @@ from harness.results.cells import Cell
 from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import Ledger, RunFolder
-from harness.results.provenance import Provenance, collect_provenance, describe_machine
+from harness.results.provenance import Provenance, collect_provenance, describe_machine, make_field
 from harness.run.again import measure_again
 from harness.run.cells.context import CellContext
 from harness.run.cells.loop import run_cells
@@ -221,7 +221,7 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, ta
                 f"host {host} has other code than this lead ({code}, expected {own}): python -m harness.testbed up "
                 "installs the same on all"
             )
-        found[host] = {"value": record | {"sensors": agents.sensors.get(host)}, "source": f"host {host}"}
+        found[host] = make_field(record | {"sensors": agents.sensors.get(host)}, f"host {host}")
     return {"hosts": found} if found else {}
 
 

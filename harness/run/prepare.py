@@ -34,7 +34,7 @@ from harness.datasets.placement import is_cut
 from harness.errors import ConfigError, HarnessError, TestbedError
 from harness.results.files import write_json
 from harness.results.preparation import PREPARATION, Preparation, load_preparation
-from harness.results.provenance import Provenance
+from harness.results.provenance import Provenance, make_field
 from harness.run.energy_agent import EnergyAgent
 from harness.system.disk import check_room
 from harness.system.procfs import cpu_s
@@ -178,7 +178,7 @@ def describe_environments(experiment: Experiment) -> Provenance:
         record = json.loads(output)
         found[f"{name}.python"] = record["packages"]["python"]
         for package, version in record["installed"]["packages"]["value"].items():
-            found[f"{name}.{package}"] = {"value": version, "source": "importlib.metadata"}
+            found[f"{name}.{package}"] = make_field(version, "importlib.metadata", "declared")
     return {"environments": found} if found else {}
 
 

@@ -16,10 +16,11 @@ from harness.cell.events import save_events
 from harness.config.specs import Tolerances
 from harness.errors import ResultsError
 from harness.results.cell_folder import write_manifest
-from harness.results.collect import collect, find_invalid_cells, main, read_cells
+from harness.results.collect import collect, find_invalid_cells, read_cells
 from harness.results.epoch_row import EpochRow, read_rows
 from harness.results.files import write_json
 from harness.results.folder import FORMAT, RunFolder
+from harness.validate.__main__ import main
 from loaders.base import Samples
 from tests.harness.records import change, store_batches
 
@@ -122,13 +123,13 @@ def test_a_damaged_cell_is_named_with_its_file_and_the_others_are_judged(results
     assert set(found.damaged) == {first} and str(results.cell_folder(first) / name) in found.damaged[first]
     (check,) = [check for check in json.loads(results.checks.read_text()) if check["rule"] == "whole_cell"]
     assert (check["cell_id"], check["verdict"]) == (first, "fail")
-    assert main([str(results.folder)]) == 3
+    assert main(["--write", str(results.folder)]) == 3
     assert f"{first}: damaged:" in capsys.readouterr().out
 
 
 def test_the_status_says_that_rows_are_invalid(results, capsys):
     OmegaConf.save({"checks": {"others_cpu_pct": 0, "others_cpus": 0}}, results.config)
-    assert main([str(results.folder)]) == 6
+    assert main(["--write", str(results.folder)]) == 6
     assert "2 rows, 0 valid" in capsys.readouterr().out
 
 

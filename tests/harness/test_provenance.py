@@ -33,6 +33,19 @@ def test_the_same_place_has_no_changes_though_time_has_passed():
     assert list_changes(before, later) == []
 
 
+def test_every_field_says_how_it_was_had_and_what_is_not_found_is_no_change():
+    found = record()
+    fields = [found["command"], *(one for name, of in found.items() if name != "command" for one in of.values())]
+    assert {field["how"] for field in fields} >= {"measured", "declared"}
+    assert all((field["how"] == "unknown") == (field["value"] is None) for field in fields)
+    hows = {name: found[section][name]["how"] for section, name in (("host", "kernel"), ("packages", "numpy"))}
+    assert hows == {"kernel": "measured", "numpy": "declared"}
+    before = copy.deepcopy(found)
+    found["host"]["governor"] = {"value": None, "source": "cpufreq", "how": "unknown"}
+    before["host"].pop("governor", None)
+    assert list_changes(before, found) == []
+
+
 @pytest.mark.parametrize(
     ("section", "name", "told"),
     [

@@ -59,7 +59,7 @@ KINDS = {
     "multirun": ([*SMOKE, "~loaders.streaming", "figures=[]", "--multirun", "seed=0,1"], 25, 5),
     "resume": (["-m", "harness", "resume=latest"], 14, 7),
     "report": (["-m", "harness.report", "FOLDER"], 6, 8),
-    "collect": (["-m", "harness.results.collect", "FOLDER"], 3, 3),
+    "validate": (["-m", "harness.validate", "FOLDER"], 3, 3),
     "diagnose": (
         ["-m", "harness.diagnose", "workload=resnet50", "accelerator=emulated", "workload.batch_size=4"],
         18,

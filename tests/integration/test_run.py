@@ -25,6 +25,7 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.state import RunNames, RunState, living_runs, state_root
+from harness.validate.__main__ import validate
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
@@ -150,6 +151,7 @@ def test_a_run_yields_valid_rows_and_a_report(whole):
     assert {(r["valid"], r["samples"]) for r in found} == {("valid", str(SAMPLES))}
     assert len({r["bytes"] for r in found}) == 1
     assert_joules_add_up(folder, found)
+    assert validate(RunFolder(folder.resolve())).differences == []
     assert all(float(r["cpu_j"]) > 0 for r in found)
     # A path and a command can be copied from a log, however long they are.
     assert f"\nreport: {folder.resolve() / 'report.html'}\n" in whole.done.stderr

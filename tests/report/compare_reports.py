@@ -24,7 +24,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ("claims.json", "epochs.csv", "metrics.csv", "checks.json")
-COMMANDS = ("harness.results.collect", "harness.report")
+COLLECT = "import sys, pathlib, harness.results.collect as c; c.collect(c.RunFolder(pathlib.Path(sys.argv[1])))"
+COMMANDS = {"collect": ("-c", COLLECT), "harness.report": ("-m", "harness.report")}
 
 
 def main() -> int:
@@ -85,13 +86,13 @@ def compare(folder: Path, old: Path, scratch: Path, texts: tuple[str, ...]) -> t
     return found, len(texts) + len(figures) + len(COMMANDS)
 
 
-def run(code: Path, module: str, folder: Path) -> int:
+def run(code: Path, command: str, folder: Path) -> int:
     """Run one command of a checkout on a results folder; returns its exit status, and prints what an error says."""
-    argv = [sys.executable, "-m", module, str(folder)]
+    argv = [sys.executable, *COMMANDS[command], str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(code), "COLUMNS": "160"}
     done = subprocess.run(argv, cwd=code, env=environment, capture_output=True, text=True, check=False)
-    if "Traceback" in done.stderr or (done.stderr and module == "harness.report"):
-        print(f"{module} ({code}):\n{done.stderr}", file=sys.stderr)
+    if "Traceback" in done.stderr or (done.stderr and command == "harness.report"):
+        print(f"{command} ({code}):\n{done.stderr}", file=sys.stderr)
     return done.returncode
 
 

@@ -105,7 +105,7 @@ def test_shares_are_of_the_link_and_local_files_are_compared_with_the_same_rate(
     assert rows["paper, NoSQL, 150 ms"] == ("4000", "64 %", "–")
     assert rows["paper, DALI, local"][:2] == ("7400", "118 %")
     assert rows["paper, MosaicML, 150 ms"][:2] == ("203", "3.2 %")
-    joules = read_results(folder).rows[0].total_j
+    joules = read_results(folder).rows[0].drawn_j
     assert float(rows["NoSQL, local"][2]) == pytest.approx(joules / 0.0576, rel=0.01)
     assert {table.rows[place][0].partition(",")[0] for place in table.dim} == {"paper"}
 

@@ -39,7 +39,7 @@ def test_a_table_has_what_is_known_the_most_important_first(build):
 
 def test_each_column_that_contains_an_estimate_says_so(build):
     found = table(folder(build, "cpu=rapl-powercap;gpu=estimate").write())
-    assert heads(found) == ["joules", "net est.", "stalled est.", "loader", "mount", "link", "other"]
+    assert heads(found) == ["joules", "net est.", "stalled est.", "board est.", "loader", "mount", "link", "other"]
     assert "no sensor measured" in found.explanation
 
 

@@ -39,7 +39,7 @@ def test_failed_cells_leave_a_group_without_figures(build):
         builder.fail(cell_id, "WorkerError: worker 3 was killed by signal 9")
     results = read_results(builder.write())
     group = find(summarise(results), "resnet50", "wan_30ms", "pytorch")
-    assert (group.time_s, group.total_j, group.valid, group.planned, group.failed) == (None, None, 0, 3, 3)
+    assert (group.time_s, group.drawn_j, group.valid, group.planned, group.failed) == (None, None, 0, 3, 3)
     assert [(p.kind, p.where, p.count) for p in list_problems(results)] == [("failed", "PyTorch, 30 ms", 3)]
 
 

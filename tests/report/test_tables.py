@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console
 
 from harness.report import print_report, read_report, render
+from harness.report.claims import NOT_CHECKED, group_unchecked
 from harness.report.costs import make_cost_table
+from harness.report.labels import joules
 from harness.report.remarks import write_headline
 from harness.report.summary import summarise
 from harness.results.reader import read_results
@@ -48,7 +50,39 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_figure_cut(build, width):
 def test_medians_spreads_ratios_and_verdicts_are_told(build):
     text = printed(build(scatter=0.0).write())
     line = words_of(text, "30 ms PyTorch")
-    assert " ".join(line) == "30 ms PyTorch 14.8 s 0 % 8.43× 1470 J 0 % 4.50× 3 of 3"
+    assert " ".join(line) == "30 ms PyTorch 14.8 s 0 % 8.43× 117 J 0 % 8.43× 3 of 3"
+
+
+def test_joules_of_an_emulated_board_are_in_no_median_ratio_or_bar(build):
+    """They are its power over the epoch's time, and would hide what the hosts drew."""
+    builder = build(scatter=0.0)
+    folder = builder.write()
+    row = builder.rows[builder.ids(loader="pytorch", regime="wan_30ms")[0]]
+    text = printed(folder)
+    assert "without those of the emulated board" in " ".join(text.split())
+    assert words_of(text, "PyTorch, 30 ms")[-2:] == joules(row["gpu_j"]).split(), "in a column of its own"
+    (group,) = [one for one in summarise(read_results(folder)) if (one.loader, one.regime) == ("pytorch", "wan_30ms")]
+    assert group.drawn_j.median == row["cpu_j"] and group.domain_j == {"cpu": row["cpu_j"]}
+
+
+def test_joules_of_a_real_board_count(build):
+    builder = build(scatter=0.0, energy_source="cpu=estimate;gpu=nvml-counter", accelerator="cuda: NVIDIA A100")
+    groups = summarise(read_results(builder.write()))
+    assert [group.drawn_j.median for group in groups[:1]] == [builder.rows[builder.ids()[0]]["total_j"]]
+
+
+def test_claims_that_were_not_checked_are_a_line_a_reason(build):
+    folder = build(repeats=1).write()
+    text = printed(folder, 120)
+    report = read_report(folder)
+    reasons = group_unchecked(report.claims)
+    assert sum(map(len, reasons.values())) == sum(one.verdict == NOT_CHECKED for one in report.claims) > len(reasons)
+    below = text.partition("Claims not checked, by reason\n")[2].splitlines()
+    assert below[0].split(None, 1)[0] == str(len(next(iter(reasons.values()))))
+    render(report)
+    page = (folder / "report.html").read_text()
+    assert page.count(" not checked <span>") == len(reasons)
+    assert '<td class="verdict dim">NOT CHECKED' not in page
 
 
 def test_an_estimate_is_labelled_in_the_table_itself(build):
@@ -92,11 +126,11 @@ def test_a_ratio_to_a_loader_without_a_valid_row_is_marked_and_dim(build):
         builder.invalidate(cell_id, "others cpu", "≤ 10 %", "14 %")
     folder = builder.write()
     text = printed(folder)
-    assert [word for word in words_of(text, "30 ms PyTorch") if "×" in word] == ["8.43×†", "4.50×†"]
+    assert [word for word in words_of(text, "30 ms PyTorch") if "×" in word] == ["8.43×†", "8.43×†"]
     assert "†" not in " ".join(words_of(text, "0.1 ms PyTorch"))
     render(read_report(folder))
     page = (folder / "report.html").read_text()
-    assert page.count('<td class="num dim">8.43×†') == 1
+    assert page.count('<td class="num dim">8.43×†') == 2
     assert '<td class="num">1.00×<' in page, "PyTorch to streaming at 0.1 ms, where both have valid rows"
 
 
@@ -106,13 +140,15 @@ def test_a_ratio_with_one_valid_repeat_says_that_it_has_no_interval(build):
         builder.invalidate(cell_id, "others cpu", "≤ 10 %", "14 %")
     folder = builder.write()
     text = printed(folder)
-    assert [word for word in words_of(text, "30 ms PyTorch") if "×" in word] == ["8.38×*", "4.47×*"]
+    assert [word for word in words_of(text, "30 ms PyTorch") if "×" in word] == ["8.38×*", "8.38×*"]
     assert "*" not in " ".join(words_of(text, "0.1 ms PyTorch"))
     told = "≈ where its 95 % interval over repeats holds 1: no difference was found, * where a median is of one repeat"
     assert told in " ".join(text.split())
     render(read_report(folder))
     page = (folder / "report.html").read_text()
-    assert "8.38×*" in page and told in page
+    assert "8.38×* <small>one repeat</small>" in page and told in page
+    wide = words_of(printed(folder, 120), "30 ms PyTorch")
+    assert " ".join(wide).count("8.38×* one repeat") == 2
 
 
 def test_ratios_of_several_repeats_have_no_mark_and_no_legend_of_one(build):

@@ -6,7 +6,7 @@ measured. docs/claims.md describes how a claim is written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import ResultsError
@@ -18,7 +18,7 @@ from harness.report.claims.rows import make_claim_rows
 from harness.report.claims.verdict import Claim, evaluate, refuse
 from harness.results.reader import Results
 
-__all__ = ["FAIL", "INCONCLUSIVE", "NOT_CHECKED", "PASS", "Claim", "judge", "read_claims"]
+__all__ = ["FAIL", "INCONCLUSIVE", "NOT_CHECKED", "PASS", "Claim", "group_unchecked", "judge", "read_claims"]
 
 
 def judge(results: Results, figures: Sequence[str], files: Sequence[Path] = ()) -> tuple[Claim, ...]:
@@ -38,6 +38,15 @@ def judge(results: Results, figures: Sequence[str], files: Sequence[Path] = ()) 
     except ResultsError as error:  # a damaged file of batches; other claims need none
         rows, broken = make_claim_rows(results), str(error)
     return tuple(refuse(one, broken) if broken and _needs_batches(one) else evaluate(one, rows) for one in asked)
+
+
+def group_unchecked(claims: Sequence[Claim]) -> Mapping[str, Sequence[Claim]]:
+    """Return the claims that are not checked by their reason, the commonest reason first."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        if claim.verdict == NOT_CHECKED:
+            found.setdefault(claim.reason, []).append(claim)
+    return dict(sorted(found.items(), key=lambda one: -len(one[1])))
 
 
 def _needs_batches(definition: Definition) -> bool:

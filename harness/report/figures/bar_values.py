@@ -169,7 +169,7 @@ def read_values(spec: Bars, results: Results, measure: str, bars: Sequence[Loade
 
 def find_joule_scale(bars: Sequence[LoaderBar]) -> float:
     """Return 1000 where joules are written in kJ, else 1."""
-    ours = [bar.group.total_j.median for bar in bars if bar.group and bar.group.total_j]
+    ours = [bar.group.drawn_j.median for bar in bars if bar.group and bar.group.drawn_j]
     return 1.0 if ours and max(ours) < 1e4 else 1e3
 
 
@@ -208,9 +208,9 @@ def _read_joules(spec: Bars, bar: LoaderBar, scale: float) -> BarValue | None:
     if bar.rtt_ms is not None:
         energy = read_paper_figure(spec.values).energy_kj.get(bar.loader, {}).get(bar.rtt_ms, {})
         return _read_paper_joules(energy) if energy else None
-    if bar.group is None or bar.group.total_j is None:
+    if bar.group is None or bar.group.drawn_j is None:
         return None
-    total, error = bar.group.total_j.median / scale, (bar.group.error_j or 0.0) / scale
+    total, error = bar.group.drawn_j.median / scale, (bar.group.error_j or 0.0) / scale
     parts = {domain: joules / scale for domain, joules in bar.group.domain_j.items()}
     whisker = (0.0, 0.0) if spec.stages else (error, error)
     return BarValue(total, significant(total), parts=parts, estimated=bar.group.estimated, whisker=whisker)
@@ -226,18 +226,18 @@ def _read_paper_joules(energy: Mapping[str, Tree]) -> BarValue:
 
 def _read_joules_per_gb(bar: LoaderBar) -> BarValue | None:
     total = compute_joules_per(bar.group, "bytes", 1e6)
-    if bar.group is None or bar.group.total_j is None or total is None:
+    if bar.group is None or bar.group.drawn_j is None or total is None:
         return None
-    parts = {domain: joules * total / bar.group.total_j.median for domain, joules in bar.group.domain_j.items()}
+    parts = {domain: joules * total / bar.group.drawn_j.median for domain, joules in bar.group.domain_j.items()}
     return BarValue(total, significant(total, 2), parts=parts, estimated=bar.group.estimated)
 
 
 def compute_joules_per(group: LoaderGroup | None, unit: str, scale: float) -> float | None:
     """Return the joules of an epoch for every `scale` bytes or samples, `unit`, of it; None where they are unknown."""
-    if group is None or group.total_j is None:
+    if group is None or group.drawn_j is None:
         return None
     count = compute_median(group.rows, lambda row: getattr(row, unit))
-    return group.total_j.median * scale / count if count else None
+    return group.drawn_j.median * scale / count if count else None
 
 
 def _read_share(spec: Bars, results: Results, bar: LoaderBar, fixed: LoaderGroup | None) -> BarValue | None:

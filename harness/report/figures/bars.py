@@ -117,6 +117,9 @@ def words(spec: Bars, results: Results) -> Mapping[str, object]:
         "Crosses are first epochs, which are in no median and no ratio.": any(one.first_s for one in groups)
         and spec.by_distance,
         f"{estimates}.": any(one.estimated for one in groups),
+        "Joules are without those of the emulated board, which are its published power over the epoch's time.": any(
+            map(_has_emulated, groups)
+        ),
         "A value marked † has no valid row behind it.": any(one.measured and not one.trusted for one in groups),
         "Datasets and machines differ, so compare the slowdowns, not seconds or joules.": bool(
             spec.by_distance and theirs and len(results.regimes) > 1
@@ -205,7 +208,7 @@ def _write_share(share: Ratio | None) -> str:
 def _compare_stages(bars: Sequence[LoaderBar], quantity: str) -> Ratio | None:
     """Return the last stage but one over the last, in energy or time: the share of reading and preprocessing."""
     above, below = bars[-2].group, bars[-1].group
-    return compute_ratio(above, below, lambda row: row.total_j) if quantity == "energy" else compute_ratio(above, below)
+    return compute_ratio(above, below, lambda row: row.drawn_j) if quantity == "energy" else compute_ratio(above, below)
 
 
 def _find_paper_share(spec: Bars, results: Results, regime: str, quantity: str) -> float | None:
@@ -255,7 +258,9 @@ def _draw_measure(axes: Axes, spec: Bars, results: Results, measure: str, bars: 
     values = read_values(spec, results, measure, bars)
     known = [(bar, value) for bar, value in zip(bars, values, strict=True) if value is not None]
     is_kilo = measure == "joules" and find_joule_scale(bars) > 1
-    axes.set_ylabel("kJ per epoch" if is_kilo else _AXIS_NAMES[measure])
+    name = "kJ per epoch" if is_kilo else _AXIS_NAMES[measure]
+    is_partial = measure.startswith("joules") and any(_has_emulated(bar.group) for bar in bars)
+    axes.set_ylabel(f"{name}\nwithout the emulated board" if is_partial else name)
     if not known:
         is_paper = bars[0].rtt_ms is not None
         say(axes, "the paper has no joules" if is_paper else "neither sensor nor estimate: joules are unknown")
@@ -281,6 +286,10 @@ def _draw_measure(axes: Axes, spec: Bars, results: Results, measure: str, bars: 
         bound = find_fixed(spec, results)
         if bound is not None and bound.time_s and results.readers and bars[0].rtt_ms is None:
             axes.axhline(bound.time_s.median, **_BOUND)
+
+
+def _has_emulated(group: LoaderGroup | None) -> bool:
+    return group is not None and any("gpu" in row.estimated for row in group.rows)
 
 
 def _say_absent(axes: Axes, bar: LoaderBar) -> None:

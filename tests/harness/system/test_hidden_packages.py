@@ -25,7 +25,7 @@ def python(folder, *arguments, **environment):
     [
         ("harness", "loaders/__init__.py"),
         ("harness.report", "energymon.py"),
-        ("harness.results.collect", "conf/__init__.py"),
+        ("harness.validate", "conf/__init__.py"),
     ],
 )
 def test_it_is_named_in_one_line(module, name, tmp_path):

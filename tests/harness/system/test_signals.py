@@ -101,7 +101,7 @@ def test_a_signal_while_the_interpreter_ends_changes_no_status_and_ends_what_han
 
 
 ARGUMENTS = {"harness": ["+experiment=smoke"], "harness.testbed": ["up", "--inventory", "hosts.yml"]}
-COMMANDS = ["harness", "harness.report", "harness.results.collect", "harness.diagnose", "harness.testbed"]
+COMMANDS = ["harness", "harness.report", "harness.validate", "harness.diagnose", "harness.testbed"]
 COMMANDS += ["energymon", "loaders.streaming", "loaders.nosql", "loaders.mosaic", "loaders.tfdata"]
 SLOW = (
     "import os, sys, time\nclass Slow:\n    def find_spec(self, name, *_):\n        if name == '{name}':\n            "

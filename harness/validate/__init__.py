@@ -1,0 +1,1 @@
+"""Judges a results folder again from its raw files, and says what it states otherwise."""
