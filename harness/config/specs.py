@@ -252,7 +252,9 @@ class Experiment(Section):
     energy: EnergySpec = EnergySpec()
     store: StoreSpec = StoreSpec()
     checks: Tolerances = Tolerances()
-    repeats: _Count = 1
+    repeats: _Count | Mapping[str, _NaturalNumber] = Field(default=1, description="a count, or counts by loader")
+    """Counted repeats of a loader in a workload and a regime; or by its section in `loaders`, under `others` of those
+    that are not named. A loader that is named with 0 is left out of the experiment."""
     epochs: _Count = 1
     warmup_samples: _NaturalNumber = 0
     seed: _NaturalNumber = 0
@@ -300,7 +302,9 @@ class Experiment(Section):
                 if isinstance(section, Mapping):
                     groups[group] = {**groups[group], name: {**section, key: str(name)}}
         if "loaders" in groups:
-            groups["loaders"] = variants(groups["loaders"])
+            repeats = named.get("repeats")
+            unused = {name for name, count in repeats.items() if count == 0} if isinstance(repeats, Mapping) else set()
+            groups["loaders"] = variants({k: one for k, one in groups["loaders"].items() if k not in unused})
         return {**named, **groups}
 
     @model_validator(mode="after")
@@ -350,9 +354,34 @@ class Experiment(Section):
                 f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
+        if isinstance(self.repeats, Mapping):
+            bases = dict.fromkeys(loader.base for loader in self.loaders.values())
+            yield from (
+                f"repeats.{key}: expected others, or one of {', '.join(bases)}"
+                for key, count in self.repeats.items()
+                if count and key not in bases and key != "others"
+            )
+            yield from (
+                f"repeats.{base} is missing: name it, or the rest as others"
+                for base in bases
+                if base not in self.repeats and "others" not in self.repeats
+            )
+            if not self.turns:
+                yield "repeats: no loader has any; expected at least 1 for one of them"
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
+
+    def count_repeats(self, loader: str) -> int:
+        """Return the repeats of a loader, by its key."""
+        if not isinstance(self.repeats, Mapping):
+            return self.repeats
+        return self.repeats.get(self.loaders[loader].base, self.repeats.get("others", 0))
+
+    @property
+    def turns(self) -> int:
+        """The greatest number of repeats that a loader has."""
+        return max(map(self.count_repeats, self.loaders), default=0)
 
     @cached_property
     def datasets(self) -> Mapping[str, ComponentSpec]:

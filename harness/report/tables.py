@@ -18,6 +18,7 @@ from harness.report.figures import make_figure_tables
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    least_difference,
     percent,
     regime_labels,
     seconds,
@@ -145,12 +146,15 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     repeated = any(group.time_s and len(group.time_s.values) > 1 for group in groups)
     spread = "spread: largest − smallest, of the median" if repeated else ""
     beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
+    told = "±: the smallest difference in time that the repeats can show, half of the ratio's 95 % interval"
+    least = TableColumn("±", optional=_SPREAD, note=told if repeated else "")
     untrusted = any(group.measured and not group.trusted for group in groups)
     columns: list[TableColumn | str] = [
         TableColumn("regime", left=True),
         TableColumn("loader", left=True),
         "epoch",
         *beside,
+        *([least] if base else []),
         TableColumn("estimate", note="estimate: joules that no sensor measured") if all_estimated else "energy",
         *beside,
         TableColumn("AU", optional=_USE),
@@ -185,12 +189,14 @@ def _write_group(
     total = joules(group.total_j.median if group.total_j else None)
     if group.estimated and group.total_j and not all_estimated:
         total += " est."
+    time, energy = compute_ratio(group, base), compute_ratio(group, base, lambda row: row.total_j)
     for stat, text, ratio in (
-        (group.time_s, seconds(group.time_s.median if group.time_s else None), compute_ratio(group, base)),
-        (group.total_j, total, compute_ratio(group, base, lambda row: row.total_j)),
+        (group.time_s, seconds(group.time_s.median if group.time_s else None), time),
+        (group.total_j, total, energy),
     ):
         cells += [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
         cells += [write_ratio(ratio), TableCell(span(ratio), "dim")] if compared else []
+        cells += [TableCell(least_difference(time), "dim")] if compared and text is not total else []
     cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
     mark = "" if group.trusted or not group.measured else " †"
     return [*cells, TableCell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
