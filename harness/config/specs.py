@@ -354,23 +354,24 @@ class Experiment(Section):
                 f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
-        if isinstance(self.repeats, Mapping):
-            bases = dict.fromkeys(loader.base for loader in self.loaders.values())
-            yield from (
-                f"repeats.{key}: expected others, or one of {', '.join(bases)}"
-                for key, count in self.repeats.items()
-                if count and key not in bases and key != "others"
-            )
-            yield from (
-                f"repeats.{base} is missing: name it, or the rest as others"
-                for base in bases
-                if base not in self.repeats and "others" not in self.repeats
-            )
-            if not self.turns:
-                yield "repeats: no loader has any; expected at least 1 for one of them"
+        yield from self._problems_of_repeats()
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
+
+    def _problems_of_repeats(self) -> Iterator[str]:
+        """Yield what of the repeats by loader does not go with the loaders."""
+        if not isinstance(self.repeats, Mapping):
+            return
+        bases = dict.fromkeys(loader.base for loader in self.loaders.values())
+        for key, count in self.repeats.items():
+            if count and key not in bases and key != "others":
+                yield f"repeats.{key}: expected others, or one of {', '.join(bases)}"
+        for base in bases:
+            if base not in self.repeats and "others" not in self.repeats:
+                yield f"repeats.{base} is missing: name it, or the rest as others"
+        if not self.turns:
+            yield "repeats: no loader has any; expected at least 1 for one of them"
 
     def count_repeats(self, loader: str) -> int:
         """Return the repeats of a loader, by its key."""

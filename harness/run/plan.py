@@ -20,8 +20,8 @@ _LOADER: Final = {"reads", "daemon", "secure", "environment"}
 def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Return the cells: one block a repeat, a turn of every loader, in an order that the experiment's seed shuffles.
 
-    Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). Every second block
-    has the order of the one before it turned round, so that of two loaders each is the first one as often. A loader with
+    Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). Every second
+    block reverses the order of the one before it, so that of two loaders each is the first one as often. A loader with
     fewer repeats than others takes part in blocks that are spread over the run. A loader that reads nothing in an epoch
     has the same bound at every distance, and runs in the nearest regime alone; one with `regimes` in these.
     """

@@ -2,8 +2,8 @@
 
     python -m tests.report.reach [small|full]
 
-prints how many claims of each paper are judged on a machine without a GPU and without energy sensors, and why the others
-are not. Whether epochs are as long as a claim needs, and whether batches are reordered, is known from a run alone.
+prints how many claims of each paper are judged on a machine without a GPU and without energy sensors, and why the
+others are not. Whether epochs are as long as a claim needs, and whether batches are reordered, only a run shows.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class ClaimRow:
     epoch: int
     labels: Mapping[str, object]
     """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, ranks, the setting of a
-    sweep, and the config's keys as "loader.num_workers"; `sample_kb`, the mean size of its samples; and `rate_gbit`, the
-    rate of its regime, where that has a link."""
+    sweep, and the config's keys as "loader.num_workers"; `sample_kb`, the mean size of its samples; and `rate_gbit`,
+    the rate of its regime, where that has a link."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
     values: Mapping[str, float]
