@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,7 @@ class Estimate:
         return Interval(*self.bounds()) if self.freedom else None
 
 
-Cells = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
+Cells: TypeAlias = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
 """Values by cell: by the cell's repeat, or without it."""
 
 

@@ -46,7 +46,7 @@ from joulefeed.table import Style, Table, TableCell, TableColumn, print_table
 SHOWN_PROBLEMS: Final = 12
 _MAX_ROWS: Final = 24
 """Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
-_RATIO, _SPREAD, _INTERVAL, _USE = 1, 2, 3, 4
+_RATIO, _SPREAD, _LEAST, _INTERVAL, _USE = 1, 2, 3, 4, 5
 """The order in which columns beside the medians stay where there is little room."""
 _MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
 _CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
@@ -147,7 +147,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     spread = "spread: largest − smallest, of the median" if repeated else ""
     beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
     told = "±: the smallest difference in time that the repeats can show, half of the ratio's 95 % interval"
-    least = TableColumn("±", optional=_SPREAD, note=told if repeated else "")
+    least = TableColumn("±", optional=_LEAST, note=told if repeated else "")
     untrusted = any(group.measured and not group.trusted for group in groups)
     columns: list[TableColumn | str] = [
         TableColumn("regime", left=True),

@@ -49,6 +49,17 @@ def test_medians_spreads_ratios_and_verdicts_are_told(build):
     assert " ".join(line) == "30 ms PyTorch 14.8 s 0 % 8.43× 1470 J 0 % 4.50× 3 of 3"
 
 
+def test_a_row_shows_the_smallest_difference_in_time_that_its_repeats_can_show(build):
+    folder = build(scatter=0.02).write()
+    text = printed(folder, width=100)
+    (least,) = [word for word in words_of(text, "30 ms PyTorch") if word.startswith("±")]
+    assert 0.5 < float(least.removeprefix("±")) < 30
+    assert "±: the smallest difference in time that the repeats can show" in " ".join(text.split())
+    render(read_report(folder))
+    assert f", {least} %</small>" in (folder / "report.html").read_text().replace("\u00a0", " ")
+    assert "±" not in printed(build(repeats=1).write(), width=100).replace("±:", "")
+
+
 def test_an_estimate_is_labelled_in_the_table_itself(build):
     assert "estimate" in words_of(printed(build().write()), "regime loader")
 
