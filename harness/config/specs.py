@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from harness.config import list_packaged
 from harness.config.regime import Regime
 from harness.config.sweep import variants
 from harness.config.validation import Number, NumberAboveZero, Section, parse
@@ -364,8 +365,10 @@ class Experiment(Section):
         if not isinstance(self.repeats, Mapping):
             return
         bases = dict.fromkeys(loader.base for loader in self.loaders.values())
-        for key, count in self.repeats.items():
-            if count and key not in bases and key != "others":
+        # A shipped loader may have been taken out of the experiment.
+        known = {*bases, *list_packaged("loader"), "others"}
+        for key in self.repeats:
+            if key not in known:
                 yield f"repeats.{key}: expected others, or one of {', '.join(bases)}"
         for base in bases:
             if base not in self.repeats and "others" not in self.repeats:
