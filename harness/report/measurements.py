@@ -55,7 +55,7 @@ def compare_frames(above: pd.DataFrame, below: pd.DataFrame, column: str = "dura
 def _by_cell(frame: pd.DataFrame, column: str) -> Cells:
     """Return values by cell: by repeat where the cells are repeats of each other."""
     cells = {key: list(values) for key, values in frame.groupby(["cell_id", "repeat"])[column]}
-    by_repeat = {int(repeat): values for (_, repeat), values in cells.items()}
+    by_repeat = {int(str(repeat)): values for (_, repeat), values in cells.items()}
     return by_repeat if len(by_repeat) == len(cells) else list(cells.values())
 
 
