@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from harness.config import list_packaged
 from harness.config.regime import Regime
 from harness.config.sweep import variants
 from harness.config.validation import Number, NumberAboveZero, Section, parse
@@ -276,7 +277,9 @@ class Experiment(Section):
     energy: EnergySpec = EnergySpec()
     store: StoreSpec = StoreSpec()
     checks: Tolerances = Tolerances()
-    repeats: _Count = 1
+    repeats: _Count | Mapping[str, _NaturalNumber] = Field(default=1, description="a count, or counts by loader")
+    """Counted repeats of a loader in a workload and a regime; or by its section in `loaders`, under `others` of those
+    that are not named. A loader that is named with 0 is left out of the experiment."""
     epochs: _Count = 1
     retries: _NaturalNumber = 2
     """How often a cell may be measured again at the end because something beside the run disturbed it."""
@@ -326,7 +329,9 @@ class Experiment(Section):
                 if isinstance(section, Mapping):
                     groups[group] = {**groups[group], name: {**section, key: str(name)}}
         if "loaders" in groups:
-            groups["loaders"] = variants(groups["loaders"])
+            repeats = named.get("repeats")
+            unused = {name for name, count in repeats.items() if count == 0} if isinstance(repeats, Mapping) else set()
+            groups["loaders"] = variants({k: one for k, one in groups["loaders"].items() if k not in unused})
         return {**named, **groups}
 
     @model_validator(mode="after")
@@ -374,6 +379,7 @@ class Experiment(Section):
                 f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
+        yield from self._problems_of_repeats()
         for key in ("resume_invalid", "resume_mixed"):
             if getattr(self, key) and not self.resume:
                 yield f"{key}=true: expected only with resume=FOLDER"
@@ -388,6 +394,33 @@ class Experiment(Section):
         if loader.finds_readers and self.distributed.world_size > 1:
             ranks = self.distributed.world_size
             yield f"{where}: expected a number, for distributed.world_size={ranks}; it is found for one rank alone"
+
+    def _problems_of_repeats(self) -> Iterator[str]:
+        """Yield what of the repeats by loader does not go with the loaders."""
+        if not isinstance(self.repeats, Mapping):
+            return
+        bases = dict.fromkeys(loader.base for loader in self.loaders.values())
+        # A shipped loader may have been taken out of the experiment.
+        known = {*bases, *list_packaged("loader"), "others"}
+        for key in self.repeats:
+            if key not in known:
+                yield f"repeats.{key}: expected others, or one of {', '.join(bases)}"
+        for base in bases:
+            if base not in self.repeats and "others" not in self.repeats:
+                yield f"repeats.{base} is missing: name it, or the rest as others"
+        if not self.turns:
+            yield "repeats: no loader has any; expected at least 1 for one of them"
+
+    def count_repeats(self, loader: str) -> int:
+        """Return the repeats of a loader, by its key."""
+        if not isinstance(self.repeats, Mapping):
+            return self.repeats
+        return self.repeats.get(self.loaders[loader].base, self.repeats.get("others", 0))
+
+    @property
+    def turns(self) -> int:
+        """The greatest number of repeats that a loader has."""
+        return max(map(self.count_repeats, self.loaders), default=0)
 
     @cached_property
     def datasets(self) -> Mapping[str, ComponentSpec]:

@@ -3,23 +3,29 @@
 The unit is the repeat. Cells are resampled whole with all their epochs, so epochs of one cell, which share its luck,
 do not count as independent. Repeats are few, so the bootstrap gives a standard error alone, and the width comes from
 Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far.
+
+A block of the plan runs every loader once, so that loaders with the same repeats ran in the same turns. From MIN_PAIRS
+repeats on, a ratio is that of pairs: what a turn does to both of its cells is no difference between them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
 from statistics import fmean, stdev
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 _MISSED: Final = 0.05
 """Share of intervals that may miss the true value."""
+MIN_PAIRS: Final = 4
+"""Repeats from which on two loaders are compared in pairs. Pairs have half of Welch's degrees of freedom, so that with
+fewer repeats Welch's interval is the narrower one, unless turns differ by more than cells do."""
 _RESAMPLES: Final = 1000
 _DRAWS: Final = 2000
 _SEED: Final = 0
@@ -58,6 +64,16 @@ class Ratio:
         """Whether the interval holds 1, and no difference was found."""
         return self.interval is not None and self.interval.holds(1.0)
 
+    @property
+    def least_difference(self) -> float | None:
+        """The smallest difference, as a share, that the comparison finds; None without an interval of positive ends.
+
+        It is half of the interval's width, on the scale of the logarithm.
+        """
+        if self.interval is None or self.interval.low <= 0:
+            return None
+        return math.sqrt(self.interval.high / self.interval.low) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -69,6 +85,9 @@ class Estimate:
     freedom: float
     """Degrees of freedom; 0 where there is one repeat and no error is known."""
     log: bool
+    turns: Mapping[int, float] = field(default_factory=dict)
+    """Logarithm of the cell's mean by repeat, of one loader in one setting, workload and regime; of a ratio their
+    difference. Empty of more, and where `log` is false."""
 
     def bounds(self, comparisons: int = 1) -> tuple[float, float]:
         """Return the ends of the 95 % interval, each wide enough for so many comparisons (Bonferroni)."""
@@ -85,13 +104,21 @@ class Estimate:
         return Interval(*self.bounds()) if self.freedom else None
 
 
-def estimate(groups: Iterable[Sequence[Sequence[float]]], *, log: bool = True) -> Estimate:
+Cells: TypeAlias = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
+"""Values by cell: by the cell's repeat, or without it."""
+
+
+def estimate(groups: Iterable[Cells], *, log: bool = True) -> Estimate:
     """Return the median of values by group and cell, with its standard error.
 
     A group is one loader in one setting, workload and regime. With `log` the error is that of the logarithm, unless a
     value is not above 0.
     """
-    cells = [[np.asarray(cell, np.float64) for cell in group] for group in groups]
+    every_group = list(groups)
+    cells = [
+        [np.asarray(cell, np.float64) for cell in (group.values() if isinstance(group, Mapping) else group)]
+        for group in every_group
+    ]
     every = np.concatenate([cell for group in cells for cell in group])
     log = log and float(every.min()) > 0
     middle = float(np.median(every))
@@ -100,7 +127,10 @@ def estimate(groups: Iterable[Sequence[Sequence[float]]], *, log: bool = True) -
     freedom = float(sum(len(group) - 1 for group in cells))
     scaled = [[np.log(cell) for cell in group] for group in cells] if log else cells
     error = float(_resample_medians(scaled, freedom).std()) if np.ptp(every) else 0.0
-    return Estimate(middle, error, freedom, log)
+    turns: Mapping[int, float] = {}
+    if log and len(cells) == 1 and isinstance(every_group[0], Mapping):
+        turns = {repeat: float(cell.mean()) for repeat, cell in zip(every_group[0], scaled[0], strict=True)}
+    return Estimate(middle, error, freedom, log, turns)
 
 
 def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _Floats:
@@ -127,7 +157,15 @@ def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _F
 
 
 def divide(above: Estimate, below: Estimate) -> Estimate:
-    """Return the ratio of two estimates, the lower one not 0, with Welch's degrees of freedom."""
+    """Return the ratio of two estimates, the lower one not 0.
+
+    Where both have the same repeats, at least MIN_PAIRS of them, it is the geometric mean of the repeats' ratios, with
+    the error of Student's t for pairs. Else it is the ratio of the medians, with Welch's degrees of freedom.
+    """
+    if len(above.turns) >= MIN_PAIRS and above.turns.keys() == below.turns.keys():
+        pairs = {repeat: mean - below.turns[repeat] for repeat, mean in above.turns.items()}
+        error = stdev(pairs.values()) / math.sqrt(len(pairs))
+        return Estimate(math.exp(fmean(pairs.values())), error, len(pairs) - 1.0, log=True, turns=pairs)
     ratio, log = above.value / below.value, above.log and below.log
     errors = [above.error, below.error]
     if not log:
@@ -142,8 +180,8 @@ def divide(above: Estimate, below: Estimate) -> Estimate:
     return Estimate(ratio, error, freedom, log)
 
 
-def compare_cells(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
-    """Return the ratio of the medians of values by cell; None when either is unknown or the lower one is 0."""
+def compare_cells(above: Cells, below: Cells) -> Ratio | None:
+    """Return the ratio of values by cell; None when either is unknown or the lower one is 0."""
     if not above or not below:
         return None
     denominator = estimate([below])

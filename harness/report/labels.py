@@ -97,6 +97,12 @@ def span(found: Ratio | None) -> str:
     return f"{factor(found.interval.low).removesuffix('×')} to {factor(found.interval.high)}"
 
 
+def least_difference(found: Ratio | None) -> str:
+    """Write the smallest difference that a comparison finds; empty where none is known."""
+    least = found.least_difference if found is not None else None
+    return "" if least is None else f"±{percent(least)}"
+
+
 def percent(share: float | None) -> str:
     """Write a share of 1 as per cent, with a decimal where it is below 10 %."""
     if share is None:

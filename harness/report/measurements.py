@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.report.intervals import Ratio, compare_cells
+from harness.report.intervals import Cells, Ratio, compare_cells
 from harness.results.epoch_row import EpochRow, make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
@@ -48,9 +48,15 @@ def mark_settled(frame: pd.DataFrame) -> pd.Series[bool]:
 
 
 def compare_frames(above: pd.DataFrame, below: pd.DataFrame, column: str = "duration_s") -> Ratio | None:
-    """Return the ratio of a column's medians, by cell; None where either frame has no value."""
-    first, second = (frame.dropna(subset=[column]).groupby("cell_id")[column] for frame in (above, below))
-    return compare_cells([list(cell) for _, cell in first], [list(cell) for _, cell in second])
+    """Return the ratio of a column of two frames, by cell; None where either frame has no value."""
+    return compare_cells(*(_by_cell(frame.dropna(subset=[column]), column) for frame in (above, below)))
+
+
+def _by_cell(frame: pd.DataFrame, column: str) -> Cells:
+    """Return values by cell: by repeat where the cells are repeats of each other."""
+    cells = {key: list(values) for key, values in frame.groupby(["cell_id", "repeat"])[column]}
+    by_repeat = {int(str(repeat)): values for (_, repeat), values in cells.items()}
+    return by_repeat if len(by_repeat) == len(cells) else list(cells.values())
 
 
 def work(results: Results) -> pd.DataFrame:

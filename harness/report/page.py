@@ -20,6 +20,7 @@ from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    least_difference,
     percent,
     regime_labels,
     seconds,
@@ -62,7 +63,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         lstrip_blocks=True,
     )
     environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent}
-    environment.filters |= {"significant": significant, "ratio": write_ratio, "span": span}
+    environment.filters |= {"significant": significant, "ratio": write_ratio, "span": span, "least": least_difference}
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,

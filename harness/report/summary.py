@@ -155,7 +155,7 @@ def compute_ratio(
     """Return the ratio of what `read` finds in two groups' rows; None when either is unknown or the lower one is 0."""
     if above is None or below is None:
         return None
-    found = compare_cells(_by_cell(above, read), _by_cell(below, read))
+    found = compare_cells(_by_repeat(above, read), _by_repeat(below, read))
     if found is None:
         return None
     interval, is_own = found.interval, above is below
@@ -167,12 +167,12 @@ def compute_ratio(
     )
 
 
-def _by_cell(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> list[list[float]]:
-    cells: dict[str, list[float]] = {}
+def _by_repeat(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> dict[int, list[float]]:
+    cells: dict[int, list[float]] = {}
     for row in group.rows:
         if (value := read(row)) is not None:
-            cells.setdefault(row.cell_id, []).append(value)
-    return list(cells.values())
+            cells.setdefault(row.repeat, []).append(value)
+    return cells
 
 
 def choose_base(results: Results) -> str | None:

@@ -18,6 +18,7 @@ from harness.report.figures import make_figure_tables
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    least_difference,
     percent,
     regime_labels,
     seconds,
@@ -45,7 +46,7 @@ from joulefeed.table import Style, Table, TableCell, TableColumn, print_table
 SHOWN_PROBLEMS: Final = 12
 _MAX_ROWS: Final = 24
 """Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
-_RATIO, _SPREAD, _INTERVAL, _USE = 1, 2, 3, 4
+_RATIO, _SPREAD, _LEAST, _INTERVAL, _USE = 1, 2, 3, 4, 5
 """The order in which columns beside the medians stay where there is little room."""
 _MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
 _CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
@@ -135,12 +136,15 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     repeated = any(group.time_s and len(group.time_s.values) > 1 for group in groups)
     spread = "spread: largest − smallest, of the median" if repeated else ""
     beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
+    told = "±: the smallest difference in time that the repeats can show, half of the ratio's 95 % interval"
+    least = TableColumn("±", optional=_LEAST, note=told)
     untrusted = any(group.measured and not group.trusted for group in groups)
     columns: list[TableColumn | str] = [
         TableColumn("regime", left=True),
         TableColumn("loader", left=True),
         "epoch",
         *beside,
+        *([least] if base and repeated else []),
         TableColumn("estimate" if all_estimated else "energy", note=_explain_energy(groups, all_estimated)),
         *beside,
         TableColumn("AU", optional=_USE),
@@ -157,7 +161,8 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
         first = TableCell(labels[regime].replace(", ", ",\n"), "strong")
         below = find(groups, workload, regime, base)
         for place, group in enumerate(members):
-            cells = _write_group(group, None if group.loader in results.bounds else below, bool(base), all_estimated)
+            compared = None if group.loader in results.bounds else below
+            cells = _write_group(group, compared, bool(base), repeated, all_estimated)
             name = TableCell(spell(group.loader), "accent" if group.loader == results.streaming else "")
             rows.append((first if place == 0 else "", name, *cells))
     return Table(columns, rows, notes=(describe_medians(groups),), sections=frozenset(sections))
@@ -174,22 +179,26 @@ def _explain_energy(groups: Sequence[LoaderGroup], all_estimated: bool) -> str:
 
 
 def _write_group(
-    group: LoaderGroup, base: LoaderGroup | None, compared: bool, all_estimated: bool
+    group: LoaderGroup, base: LoaderGroup | None, compared: bool, repeated: bool, all_estimated: bool
 ) -> list[TableCell | str]:
     """Return the cells of one loader in one regime, from the epoch on."""
-    cells: list[TableCell | str] = []
     total = joules(group.drawn_j.median if group.drawn_j else None)
     if group.estimated and group.drawn_j and not all_estimated:
         total += " est."
-    for stat, text, ratio in (
-        (group.time_s, seconds(group.time_s.median if group.time_s else None), compute_ratio(group, base)),
-        (group.drawn_j, total, compute_ratio(group, base, lambda row: row.drawn_j)),
-    ):
-        cells += [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
-        cells += [write_ratio(ratio), TableCell(span(ratio), "dim")] if compared else []
+    time, energy = compute_ratio(group, base), compute_ratio(group, base, lambda row: row.drawn_j)
+    cells = _write_stat(group, group.time_s, seconds(group.time_s.median if group.time_s else None))
+    cells += [write_ratio(time), TableCell(span(time), "dim")] if compared else []
+    cells += [TableCell(least_difference(time), "dim")] if compared and repeated else []
+    cells += _write_stat(group, group.drawn_j, total)
+    cells += [write_ratio(energy), TableCell(span(energy), "dim")] if compared else []
     cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
     mark = "" if group.trusted or not group.measured else " †"
     return [*cells, TableCell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
+
+
+def _write_stat(group: LoaderGroup, stat: Stat | None, text: str) -> list[TableCell | str]:
+    """Return the cells of a median and its spread."""
+    return [TableCell(text, "" if group.trusted else "dim"), _write_spread(group, stat)]
 
 
 def _write_spread(group: LoaderGroup, stat: Stat | None) -> TableCell:

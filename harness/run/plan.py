@@ -18,28 +18,44 @@ _LOADER: Final = {"reads", "daemon", "secure", "environment"}
 
 
 def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
-    """Return the cells: one block a repeat, and in each block the order shuffled by the experiment's seed.
+    """Return the cells: one block a repeat, a turn of every loader, in an order that the experiment's seed shuffles.
 
-    Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). A loader that
-    reads nothing in an epoch has the same bound at every distance, and runs in the nearest regime alone; one with
-    `regimes` in these.
+    Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). Every second
+    block reverses the order of the one before it, so that of two loaders each is the first one as often. A loader with
+    fewer repeats than others takes part in blocks that are spread over the run. A loader that reads nothing in an epoch
+    has the same bound at every distance, and runs in the nearest regime alone; one with `regimes` in these.
     """
     nearest = min(experiment.regimes, key=lambda regime: experiment.regimes[regime].rtt_ms)
     order = random.Random(experiment.seed)  # noqa: S311 - an order, not a secret
+    turns = {loader: _spread_turns(experiment.count_repeats(loader), experiment.turns) for loader in experiment.loaders}
     cells: list[Cell] = []
-    for repeat in range(1, experiment.repeats + 1):
-        for workload in experiment.workloads:
-            regimes = list(experiment.regimes)
-            order.shuffle(regimes)
-            for regime in regimes:
-                loaders = list(experiment.loaders)
-                order.shuffle(loaders)
-                cells += [
-                    _make_cell(experiment, loader, workload, regime, repeat)
-                    for loader in loaders
-                    if _runs_in(experiment.loaders[loader], regime, is_nearest=regime == nearest)
-                ]
+    places: list[tuple[str, str, str]] = []
+    for repeat in range(1, experiment.turns + 1):
+        places = places[::-1] if repeat % 2 == 0 else _shuffle_places(experiment, order)
+        cells += [
+            _make_cell(experiment, loader, workload, regime, repeat)
+            for workload, regime, loader in places
+            if repeat in turns[loader] and _runs_in(experiment.loaders[loader], regime, is_nearest=regime == nearest)
+        ]
     return tuple(cells)
+
+
+def _shuffle_places(experiment: Experiment, order: random.Random) -> list[tuple[str, str, str]]:
+    """Return workload, regime and loader of every cell of a block, the cells of a regime together."""
+    places: list[tuple[str, str, str]] = []
+    for workload in experiment.workloads:
+        regimes = list(experiment.regimes)
+        order.shuffle(regimes)
+        for regime in regimes:
+            loaders = list(experiment.loaders)
+            order.shuffle(loaders)
+            places += [(workload, regime, loader) for loader in loaders]
+    return places
+
+
+def _spread_turns(repeats: int, turns: int) -> set[int]:
+    """Return in which of the run's turns a loader takes part: the first, the last and others between them."""
+    return {1 + round(place * (turns - 1) / max(1, repeats - 1)) for place in range(repeats)}
 
 
 def _runs_in(loader: LoaderSpec, regime: str, *, is_nearest: bool) -> bool:

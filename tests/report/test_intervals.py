@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from harness.report.claims.bound import find_knee
-from harness.report.intervals import Estimate, Interval, combine, divide, estimate, student_quantile
+from harness.report.intervals import (
+    MIN_PAIRS,
+    Estimate,
+    Interval,
+    Ratio,
+    combine,
+    compare_cells,
+    divide,
+    estimate,
+    student_quantile,
+)
 
 
 def simulate(repeats: int, *, ratio: float, times: int) -> Iterator[Interval]:
@@ -37,6 +47,63 @@ def test_a_difference_of_20_percent_is_found_in_3_percent_of_noise(repeats: int,
     intervals = list(simulate(repeats, ratio=1.2, times=100))
     assert sum(interval.low > 1 for interval in intervals) >= found
     assert sum(interval.holds(1.2) for interval in intervals) >= 90
+
+
+def compare_in_turns(
+    repeats: int, *, slower: float, cell: float, turn: float, reports: int, seed: int = 0
+) -> Iterator[Ratio]:
+    """Yield the ratios of two loaders that run in the same turns.
+
+    `cell` is the noise of a cell, `turn` what a turn adds to both of its cells.
+    """
+    random = np.random.default_rng([seed, repeats])
+    for _ in range(reports):
+        luck = random.normal(0, turn, repeats)
+        first, second = (
+            {repeat: [mean * np.exp(noise)] for repeat, noise in enumerate(luck + random.normal(0, cell, repeats))}
+            for mean in (1 + slower, 1.0)
+        )
+        found = compare_cells(first, second)
+        assert found is not None and found.interval is not None
+        yield found
+
+
+@pytest.mark.parametrize("repeats", [MIN_PAIRS, 8])
+@pytest.mark.parametrize("turn", [0.0, 0.03])
+def test_of_200_reports_of_a_loader_beside_itself_5_percent_call_a_difference(repeats: int, turn: float) -> None:
+    # The share is 5 % in the long run, whatever turns have in common: of 10 times 200 at most 6 %.
+    reports = compare_in_turns(repeats, slower=0.0, cell=0.02, turn=turn, reports=2000)
+    assert sum(not one.is_noise for one in reports) <= 120
+
+
+@pytest.mark.parametrize(("repeats", "cell"), [(8, 0.01), (16, 0.02)])
+def test_a_loader_that_is_3_percent_slower_is_found_in_95_percent_of_reports(repeats: int, cell: float) -> None:
+    reports = list(compare_in_turns(repeats, slower=0.03, cell=cell, turn=0.03, reports=200))
+    assert sum(not one.is_noise for one in reports) >= 190
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4, 8])
+def test_the_table_s_smallest_difference_is_found_in_half_of_the_reports(repeats: int) -> None:
+    # Noise of an epoch of 2 %, as kept runs of wan30ms have: 2 repeats find 14 %, 8 find 2.5 %.
+    usual = np.median(
+        [one.least_difference for one in compare_in_turns(repeats, slower=0, cell=0.02, turn=0, reports=99)]
+    )
+    found = list(compare_in_turns(repeats, slower=float(usual), cell=0.02, turn=0, reports=200))
+    assert 0.3 <= sum(not one.is_noise for one in found) / 200 <= 0.75
+    assert all(one.least_difference and one.least_difference > 0 for one in found)
+
+
+def test_pairs_are_compared_where_both_have_the_same_repeats() -> None:
+    drift = {repeat: [10.0 + repeat] for repeat in range(1, 6)}
+    slower = {repeat: [1.1 * values[0] + 0.01 * (-1) ** repeat] for repeat, values in drift.items()}
+    paired = compare_cells(slower, drift)
+    assert paired is not None and paired.interval is not None and not paired.is_noise
+    assert paired.value == pytest.approx(1.1, rel=1e-3)
+    moved = compare_cells({repeat + 1: values for repeat, values in slower.items()}, drift)
+    few = compare_cells(
+        {repeat: slower[repeat] for repeat in (1, 2, 3)}, {repeat: drift[repeat] for repeat in (1, 2, 3)}
+    )
+    assert moved is not None and moved.is_noise and few is not None and few.is_noise
 
 
 def test_epochs_of_one_cell_are_not_repeats() -> None:

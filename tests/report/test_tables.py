@@ -50,7 +50,7 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_figure_cut(build, width):
 def test_medians_spreads_ratios_and_verdicts_are_told(build):
     text = printed(build(scatter=0.0).write())
     line = words_of(text, "30 ms PyTorch")
-    assert " ".join(line) == "30 ms PyTorch 14.8 s 0 % 8.43× 117 J 0 % 8.43× 3 of 3"
+    assert " ".join(line) == "30 ms PyTorch 14.8 s 0 % 8.43× ±0 % 117 J 0 % 8.43× 3 of 3"
 
 
 def test_joules_of_an_emulated_board_are_in_no_median_ratio_or_bar(build):
@@ -83,6 +83,17 @@ def test_claims_that_were_not_checked_are_a_line_a_reason(build):
     page = (folder / "report.html").read_text()
     assert page.count(" not checked <span>") == len(reasons)
     assert '<td class="verdict dim">NOT CHECKED' not in page
+
+
+def test_a_row_shows_the_smallest_difference_in_time_that_its_repeats_can_show(build):
+    folder = build(scatter=0.02).write()
+    text = printed(folder, width=100)
+    (least,) = [word for word in words_of(text, "30 ms PyTorch") if word.startswith("±")]
+    assert 0.5 < float(least.removeprefix("±")) < 30
+    assert "±: the smallest difference in time that the repeats can show" in " ".join(text.split())
+    render(read_report(folder))
+    assert f", {least} %</small>" in (folder / "report.html").read_text().replace("\u00a0", " ")
+    assert "±" not in printed(build(repeats=1).write(), width=100)
 
 
 def test_an_estimate_is_labelled_in_the_table_itself(build):

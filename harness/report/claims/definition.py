@@ -35,6 +35,8 @@ class Needs(Section):
     """Least and greatest mean size of an epoch's samples, in kB; without, any."""
     epoch_s: float = Field(default=0.0, ge=0)
     """Least median duration of an epoch, of the quickest loader, setting and regime that are compared."""
+    rate_gbit: float = Field(default=0.0, ge=0)
+    """Least rate of the links that are compared: with less, the link decides and no loader does."""
     settled: int = Field(default=1, ge=1)
     """Least number of settled epochs of a cell."""
     repeats: int = Field(default=1, ge=1)

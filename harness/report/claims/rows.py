@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.cell.messages import AcceleratorRecord
 from harness.config import list_packaged
+from harness.config.specs import Experiment
 from harness.report.claims.composition import measure_compositions, measure_reordering
 from harness.report.claims.metrics import METRICS, WORK
 from harness.report.measurements import epochs
@@ -22,7 +23,8 @@ class ClaimRow:
     epoch: int
     labels: Mapping[str, object]
     """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, ranks, the setting of a
-    sweep, and the config's keys as "loader.num_workers"; and `sample_kb`, the mean size of its samples."""
+    sweep, and the config's keys as "loader.num_workers"; `sample_kb`, the mean size of its samples; and `rate_gbit`,
+    the rate of its regime, where that has a link."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
     values: Mapping[str, float]
@@ -35,6 +37,8 @@ class ClaimRow:
     """Its label; empty where it is unknown."""
     devices: int = 0
     """Real boards that its ranks used."""
+    repeat: int | None = None
+    """The repeat of its cell; None where it is unknown."""
 
 
 def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[ClaimRow, ...]:
@@ -60,6 +64,7 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Cl
                 estimated=row.estimated,
                 accelerator=accelerator.label,
                 devices=len(accelerator.boards or ()),
+                repeat=row.repeat,
             )
         )
     return tuple(found)
@@ -77,28 +82,36 @@ def _read_batches(results: Results, metrics: Collection[str]) -> Mapping[tuple[s
 
 
 def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, object]:
-    loader, workload, regime = str(record["loader"]), str(record["workload"]), str(record["regime"])
-    experiment = results.experiment
+    loader, regime = str(record["loader"]), str(record["regime"])
+    labels = label_cell(results.experiment, loader, str(record["workload"]), regime)
+    # A section of the user's own that reads the only stream stands for the streaming loader.
+    own = labels["loader"] not in list_packaged("loader")
+    streamed = own and "streaming" not in results.loaders and loader == results.streaming
+    return {
+        **labels,
+        "loader": "streaming" if streamed else labels["loader"],
+        "samples": record["samples"],
+        "sample_kb": _divide(record["bytes"], 1e3 * _divide(record["samples"], 1)),
+        "ranks": record["ranks"],
+        "setting": None if math.isnan(float(str(record["setting"]))) else record["setting"],
+    }
+
+
+def label_cell(experiment: Experiment, loader: str, workload: str, regime: str) -> dict[str, object]:
+    """Return what the config says of a cell: the labels of its rows that need no measurement."""
     sections = {
         "loader": experiment.loaders[loader].params,
         "workload": experiment.workloads[workload].params,
         "accelerator": experiment.accelerator.model_dump(),
         "dataset": experiment.datasets[workload].params,
     }
-    settings = {f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()}
-    # A section of the user's own that reads the only stream stands for the streaming loader.
-    own = experiment.loaders[loader].base not in list_packaged("loader")
-    streamed = own and "streaming" not in results.loaders and loader == results.streaming
     return {
-        **settings,
+        **{f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()},
         "workload": workload,
-        "loader": "streaming" if streamed else experiment.loaders[loader].base,
+        "loader": experiment.loaders[loader].base,
         "regime": regime,
         "rtt_ms": experiment.regimes[regime].rtt_ms,
-        "samples": record["samples"],
-        "sample_kb": _divide(record["bytes"], 1e3 * _divide(record["samples"], 1)),
-        "ranks": record["ranks"],
-        "setting": None if math.isnan(float(str(record["setting"]))) else record["setting"],
+        "rate_gbit": experiment.regimes[regime].rate_gbit,
     }
 
 

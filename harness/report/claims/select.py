@@ -10,7 +10,7 @@ from typing import Any
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.rows import ClaimRow
-from harness.report.intervals import Estimate, estimate
+from harness.report.intervals import Cells, Estimate, estimate
 from harness.report.labels import rtt, spell
 from harness.results.epoch_row import select_settled
 
@@ -62,13 +62,18 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
     return Sample(estimates[best], tuple(by_setting[best]), spell(best) if definition.peak else name)
 
 
-def group_cells(rows: Sequence[ClaimRow], metric: str) -> list[list[list[float]]]:
+def group_cells(rows: Sequence[ClaimRow], metric: str) -> list[Cells]:
     """Return a metric's values by loader, setting, workload and regime, and in each of these by cell."""
-    groups: dict[tuple[object, ...], dict[str, list[float]]] = {}
+    groups: dict[tuple[object, ...], dict[tuple[str, int | None], list[float]]] = {}
     for row in rows:
         place = (row.key, row.labels.get("workload"), row.labels.get("regime"))
-        groups.setdefault(place, {}).setdefault(row.cell_id, []).append(row.values[metric])
-    return [list(cells.values()) for cells in groups.values()]
+        groups.setdefault(place, {}).setdefault((row.cell_id, row.repeat), []).append(row.values[metric])
+    return [_by_repeat(cells) for cells in groups.values()]
+
+
+def _by_repeat(cells: Mapping[tuple[str, int | None], list[float]]) -> Cells:
+    known = {repeat: values for (_, repeat), values in cells.items() if repeat is not None}
+    return known if len(known) == len(cells) else list(cells.values())
 
 
 def choices(

@@ -190,8 +190,10 @@ def _lacking(definition: Definition, found: _ClaimValue) -> str:
     shortest = min(median(row.values.get("duration_s", 0.0) for row in one.rows) for one in found.samples)
     if shortest < needs.epoch_s:
         lacking.append(f"an epoch shorter than {needs.epoch_s:g} s")
+    lacking += _slow_links(needs, rows)
     groups = [cells for one in found.samples for cells in group_cells(one.rows, definition.metric)]
-    if definition.settled and (epochs := min(len(cell) for cells in groups for cell in cells)) < needs.settled:
+    every = [cell for cells in groups for cell in (cells.values() if isinstance(cells, Mapping) else cells)]
+    if definition.settled and (epochs := min(map(len, every))) < needs.settled:
         lacking.append(f"{epochs} settled epochs a cell, where the claim needs {needs.settled}")
     if (repeats := min(map(len, groups))) < needs.repeats:
         lacking.append(f"{repeats} repeats, where the claim needs {needs.repeats}")
@@ -208,6 +210,14 @@ def _other_boards(needs: Needs, rows: Sequence[ClaimRow]) -> list[str]:
     elif needs.board and most > needs.devices:
         lacking.append(f"{most} devices, where the claim is of {needs.devices}")
     return lacking
+
+
+def _slow_links(needs: Needs, rows: Sequence[ClaimRow]) -> list[str]:
+    """Return that links are slower than a claim needs; local files have no link."""
+    slowest = min((rate for row in rows if isinstance(rate := row.labels.get("rate_gbit"), int | float)), default=None)
+    if slowest is None or slowest >= needs.rate_gbit:
+        return []
+    return [f"a link of {slowest:g} Gbit/s, where the claim needs {needs.rate_gbit:g}"]
 
 
 def _find_other_size(ends: Sequence[float], rows: Sequence[ClaimRow]) -> str:

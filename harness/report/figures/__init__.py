@@ -95,7 +95,7 @@ class _FromYaml:
 
     def caption(self, results: Results) -> str:
         parts = [fill(self.spec.caption, self._words(results))]
-        parts += ["One repeat: no ratio has an interval."] if results.experiment.repeats == 1 else []
+        parts += ["One repeat: no ratio has an interval."] if results.experiment.turns == 1 else []
         entry = "/".join(self.spec.values.split("/")[:2])
         conflicts = list(find_published(entry).conflicts.values()) if entry else []
         return " ".join([*parts, "The paper contradicts itself:", *conflicts] if conflicts else parts)

@@ -23,6 +23,42 @@ def test_every_combination_runs_once_in_every_repeat():
     assert all(len({c.seed for c in cells if c.repeat == repeat}) == 1 for repeat in (1, 2)), "one seed a repeat"
 
 
+def test_a_loader_has_its_own_number_of_repeats_spread_over_the_run():
+    cells = planned("repeats={streaming:8,pytorch:3,fixed:1,others:2}")
+    turns = {loader: sorted({c.repeat for c in cells if c.loader == loader}) for loader in ("streaming", "pytorch")}
+    assert turns == {"streaming": [*range(1, 9)], "pytorch": [1, 5, 8]}
+    counts = Counter((c.loader, c.regime) for c in cells)
+    assert (
+        counts["streaming", "wan_30ms"] == 8 and counts["dali", "wan_30ms"] == 2 and counts["fixed", "lan_0_1ms"] == 1
+    )
+    for without in (["repeats={dali:0,others:1}"], ["repeats={dali:3,others:1}", "~loaders.dali"]):
+        assert {c.loader for c in planned(*without)} == {"pytorch", "streaming", "fixed"}
+
+
+@pytest.mark.parametrize(
+    ("repeats", "message"),
+    [
+        ("{streming:3,others:2}", r"repeats\.streming: expected others, or one of pytorch"),
+        ("{streaming:3}", r"repeats\.pytorch is missing"),
+        ("{others:0}", "repeats: no loader has any"),
+        ("{others:-1}", "repeats=.*expected a count, or counts by loader"),
+    ],
+)
+def test_repeats_that_do_not_go_with_the_loaders_are_refused(repeats, message):
+    with pytest.raises(ConfigError, match=message):
+        planned(f"repeats={repeats}")
+
+
+def test_of_two_loaders_each_is_the_first_one_as_often():
+    cells = planned("repeats=6")
+    for regime in ("lan_0_1ms", "wan_30ms"):
+        order = [(c.repeat, c.loader) for c in cells if c.regime == regime and c.loader in ("dali", "streaming")]
+        assert Counter(loader for place, (_, loader) in enumerate(order) if place % 2 == 0) == {
+            "dali": 3,
+            "streaming": 3,
+        }
+
+
 def test_a_loader_runs_in_its_regimes_alone_and_in_no_unknown_one():
     cells = planned("+loaders.dali.regimes=[wan_30ms]", "+loaders.fixed.regimes=[wan_30ms]")
     assert {c.regime for c in cells if c.loader in ("dali", "fixed")} == {"wan_30ms"}
