@@ -98,6 +98,8 @@ class LoaderSpec(ComponentSpec):
     """The environment of its own in which the cell's process runs; None for the harness's own."""
     regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
     """The regimes in which it runs; empty for all of them."""
+    world_size: _Count | None = None
+    """Ranks of its cells, which a sweep may vary; None for `distributed.world_size`."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -105,7 +107,7 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}
+        return {"reads", "daemon", "secure", "environment", "regimes", "world_size", "_base_", "_setting_"}
 
     @field_validator("daemon", mode="before")
     @classmethod
@@ -345,9 +347,10 @@ class Experiment(Section):
             )
         if self.testbed.inventory and self.testbed.kind != "ssh":
             yield f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh"
-        if self.placement == "sharded" and self.distributed.world_size < 2:
+        fewest = min(map(self.count_ranks, self.loaders), default=self.distributed.world_size)
+        if self.placement == "sharded" and fewest < 2:
             yield (
-                f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
+                f"distributed.world_size={fewest}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
         for key in ("resume_invalid", "resume_mixed"):
@@ -359,6 +362,10 @@ class Experiment(Section):
         """What each workload is trained on, by the workload's key; equal ones are one dataset."""
         found = {key: workload.dataset or self.dataset for key, workload in self.workloads.items()}
         return {key: dataset.component(self.seed) for key, dataset in found.items() if dataset is not None}
+
+    def count_ranks(self, loader: str) -> int:
+        """Return the ranks of a loader's cells, by its key."""
+        return self.loaders[loader].world_size or self.distributed.world_size
 
     def dataset_key(self, workload: str) -> str:
         """Return the config key of a workload's dataset."""

@@ -18,6 +18,7 @@ from harness.report.figures import make_figure_tables
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    label_table,
     percent,
     regime_labels,
     seconds,
@@ -63,8 +64,9 @@ def print_report(report: Report, console: Console) -> None:
         _print_medians(console, results, groups, workload)
         for table in (make_cost_table(results, groups, workload), make_joule_table(results, groups, workload)):
             if table is not None and len(table.rows) <= _MAX_ROWS:
-                _print(table, console)
-        _print(make_distance_table(results, groups, workload), console)
+                _print(label_table(results, table), console)
+        distances = make_distance_table(results, groups, workload)
+        _print(distances and label_table(results, distances), console)
     for table in make_figure_tables(results):
         _print(table, console)
     _print_claims(console, report.claims)
@@ -131,7 +133,7 @@ def _choose_style(valid: int, planned: int) -> Style:
 
 def _print_medians(console: Console, results: Results, groups: Sequence[LoaderGroup], workload: str) -> None:
     title = spell(workload) if len(results.workloads) > 1 else ""
-    _print(_make_median_table(results, groups, workload), console, title)
+    _print(label_table(results, _make_median_table(results, groups, workload)), console, title)
 
 
 def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Table:

@@ -72,6 +72,7 @@ def save_cell(context: CellContext, cell: Cell, measured: CellMeasurement, parti
         ),
         other_runs=sorted(measured.other_runs),
         notes=measured.done.notes,
+        model_check=measured.done.model_check,
         stats=measured.done.stats,
         on_error=loader.params.get("on_error", "raise"),
         skipped=list(skipped_by_epoch(events).values()),

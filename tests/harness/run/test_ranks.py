@@ -66,7 +66,7 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
                 key="pytorch", target="loaders.pytorch.PyTorchLoader", params={"num_workers": 0, **params}
             ),
             workload=ComponentSpec(
-                target="harness.workloads.textbook.Textbook", params={"load_ms": 1.0, "batch_size": BATCH}
+                target="harness.workloads.timed.Textbook", params={"load_ms": 1.0, "batch_size": BATCH}
             ),
             accelerator=accelerator,
             samples=tmp_path / "samples.parquet",
