@@ -181,7 +181,7 @@ class CellRecord:
     """Other runs on this machine at the same time."""
     notes: Sequence[str] = ()
     model_check: str = ""
-    """What the workload replays, and where it is published; empty for a measurement."""
+    """What the workload replays, and where its times are published; empty for a measurement."""
     stats: Mapping[str, object] = field(default_factory=dict)
     on_error: str | None = None
     skipped: Sequence[Skipped] = ()

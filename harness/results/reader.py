@@ -97,7 +97,7 @@ class Results:
 
     @property
     def model_checks(self) -> tuple[str, ...]:
-        """What the workloads replay, and where it is published. Empty where all of them are measured."""
+        """What the workloads replay, and where their times are published. Empty where all of them are measured."""
         return tuple(
             dict.fromkeys(cell.record.model_check for cell in self.cells if cell.record and cell.record.model_check)
         )

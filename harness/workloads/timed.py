@@ -134,7 +134,7 @@ class Replay(_Lengths):
 
     @property
     def model_check(self) -> str:
-        """What is replayed, and where it is published."""
+        """The workload that is replayed, and where its times are published."""
         if not self.times:
             return f"{self.name}: {self.source}"
         paper, entry, _ = _published(self.times)

@@ -36,7 +36,7 @@ class ClaimRow:
     devices: int = 0
     """Real boards that its ranks used."""
     model_check: str = ""
-    """What was replayed; empty for a measurement."""
+    """The published times that its samples replay; empty for a measurement."""
 
 
 def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[ClaimRow, ...]:
