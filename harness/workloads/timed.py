@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import CellError, ConfigError
@@ -171,13 +172,11 @@ def _published(path: str) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
     """Return the paper, the table and the values in ms of a path such as minato/table2/unet3d; raises ConfigError."""
     import yaml
 
-    from harness.config import list_packaged
-
     paper, _, rest = path.partition("/")
     table, _, key = rest.partition("/")
     try:
-        stored = yaml.safe_load(list_packaged("papers")[paper].read_text(encoding="utf-8"))
+        stored = yaml.safe_load(files("conf").joinpath("papers", f"{paper}.yaml").read_text(encoding="utf-8"))
         entry = stored["values"][table]
         return stored["name"], entry, entry["value"][key]
-    except KeyError as error:
-        raise ConfigError(f"times={path}: conf/papers has no {error}; expected such as minato/table2/unet3d") from error
+    except (KeyError, FileNotFoundError) as error:
+        raise ConfigError(f"times={path}: conf/papers has none; expected such as minato/table2/unet3d") from error

@@ -86,7 +86,8 @@ def test_the_parts_of_a_step_have_names_of_their_own_and_its_time_together():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"times": "minato/table9/unet3d"}, r"times=minato/table9/unet3d: conf/papers has no 'table9'"),
+        ({"times": "minato/table9/unet3d"}, r"times=minato/table9/unet3d: conf/papers has none"),
+        ({"times": "nobody/table2/unet3d"}, r"times=nobody/table2/unet3d: conf/papers has none"),
         ({"times": "minato/fig7/unet3d"}, r"times=minato/fig7/unet3d: .*pytorch"),
         ({"times": ""}, r"workloads\.unet3d: expected either times, .* or light_s and heavy_s"),
         ({"times": "", "light_s": 1, "heavy_s": 0.5}, r"heavy_s=0\.5: expected light_s=1 or more"),
