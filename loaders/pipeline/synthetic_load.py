@@ -107,7 +107,8 @@ class Piece(NamedTuple):
 
     def value(self, share: float) -> float:
         """Return the time that a share of samples does not exceed."""
-        return self.first + (self.last - self.first) * ((share - self.start) / (self.end - self.start)) ** self.exponent
+        risen: float = ((share - self.start) / (self.end - self.start)) ** self.exponent
+        return self.first + (self.last - self.first) * risen
 
     def moments(self) -> tuple[float, float]:
         """Return what the part adds to the mean of all samples, and to the mean of the squares."""

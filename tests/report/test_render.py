@@ -381,7 +381,7 @@ def test_a_model_check_is_called_so_in_every_figure_table_and_headline(build_swe
     assert '<p class="headline">Model check, no measurement of preprocessing: ' in text
     assert "Model check: MinatoLoader's figure 9" in text
     assert "<dt>Model check</dt><dd>Samples sleep as long as published" in text and "Table 2 of MinatoLoader" in text
-    assert drawn_text(folder, "minato_model_fig9").startswith("model check; ")
+    assert " model check; minato_model_fig9; emulated: A100" in drawn_text(folder, "minato_model_fig9")
     said = "odel check: samples and steps only wait, and no preprocessing is measured"
     assert " ".join(printed.split()).count(said) >= 2 and text.count(said) >= 2
     measured = build_sweep(figures=("minato_model_fig9",))

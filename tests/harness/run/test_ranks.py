@@ -204,7 +204,8 @@ class OneMachine:
 
 def test_the_storage_node_of_one_machine_trains_only_where_data_is_sharded():
     def addresses(placement, world_size):
-        return [node.address for node in rank_nodes(OneMachine, Experiment(name="x", placement=placement), world_size)]
+        spec = Experiment(name="x", placement=placement, distributed=DistributedSpec(world_size=world_size))
+        return [node.address for node in rank_nodes(OneMachine, spec, world_size)]
 
     assert addresses("remote", 3) == ["10.0.0.2"] * 3
     assert addresses("sharded", 3) == ["10.0.0.2", "10.0.0.1", "10.0.0.2"]
