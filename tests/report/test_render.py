@@ -387,4 +387,5 @@ def test_a_model_check_is_called_so_in_every_figure_table_and_headline(build_swe
     measured = build_sweep(figures=("minato_model_fig9",))
     measured.folder = folder.with_name("2025-11-20T14-00-00.002Z_sweep")
     render(read_report(measured.write()))
-    assert "odel check" not in page(measured.folder)
+    text = unescape(page(measured.folder))
+    assert said not in text and "<dt>Model check" not in text and "Model check: MinatoLoader's figure 9" not in text
