@@ -170,6 +170,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             notes=list(loader.notes),
             stats={"batches": stats.batches, "samples": stats.samples, "bytes": stats.bytes, **stats.details},
             accelerator=asdict(accelerator),
+            model_check=getattr(workload, "model_check", ""),
         )
 
 

@@ -131,6 +131,8 @@ class CellState:
     message: str = ""
     notes: Sequence[str] = ()
     """Of `done`: where the loader differs from others."""
+    model_check: str = ""
+    """Of `done`: what the workload replays, and where its times are published; empty for a measurement."""
     stats: Mapping[str, object] = field(default_factory=dict)
     accelerator: AcceleratorRecord | None = None
 

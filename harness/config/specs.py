@@ -102,6 +102,8 @@ class LoaderSpec(ComponentSpec):
     readers: str = ""
     """The argument that is how many files are read at once; empty where there is none. Where the config has `auto` for
     it, the number is found before the first epoch, for each workload and regime."""
+    world_size: _Count | None = None
+    """Ranks of its cells, which a sweep may vary; None for `distributed.world_size`."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -109,7 +111,7 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        ours = {"reads", "readers", "daemon", "secure", "environment", "regimes"}
+        ours = {"reads", "readers", "daemon", "secure", "environment", "regimes", "world_size"}
         return ours | {"_base_", "_setting_"}
 
     @property
@@ -374,9 +376,10 @@ class Experiment(Section):
             )
         if self.testbed.inventory and self.testbed.kind != "ssh":
             yield f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh"
-        if self.placement == "sharded" and self.distributed.world_size < 2:
+        fewest = min(map(self.count_ranks, self.loaders), default=self.distributed.world_size)
+        if self.placement == "sharded" and fewest < 2:
             yield (
-                f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
+                f"distributed.world_size={fewest}: placement=sharded has two compute nodes; "
                 "expected 2 or more, so that each trains"
             )
         yield from self._problems_of_repeats()
@@ -427,6 +430,10 @@ class Experiment(Section):
         """What each workload is trained on, by the workload's key; equal ones are one dataset."""
         found = {key: workload.dataset or self.dataset for key, workload in self.workloads.items()}
         return {key: dataset.component(self.seed) for key, dataset in found.items() if dataset is not None}
+
+    def count_ranks(self, loader: str) -> int:
+        """Return the ranks of a loader's cells, by its key."""
+        return self.loaders[loader].world_size or self.distributed.world_size
 
     def dataset_key(self, workload: str) -> str:
         """Return the config key of a workload's dataset."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from harness.config.regime import Regime
 from harness.report.intervals import Ratio
 from harness.results.reader import Results
+from joulefeed.table import Table
 
 UNKNOWN = "–"
+MODEL_CHECK = "model check"
+"""What a figure, a table or a verdict of replayed times is called; it is no measurement of preprocessing."""
 
 _SPELLING = {
     "pytorch": "PyTorch",
@@ -119,6 +123,19 @@ def rtt(rtt_ms: float) -> str:
 def accelerators(results: Results) -> str:
     """Return what ran the steps, as every output names it: that steps were emulated and how long they lasted too."""
     return "; ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
+
+
+def note_model_check(results: Results) -> str:
+    """Return what every table of a run of replayed times says below it; empty for a run that measures."""
+    return (
+        f"{MODEL_CHECK}: samples and steps only wait, and no preprocessing is measured" if results.model_checks else ""
+    )
+
+
+def label_table(results: Results, table: Table) -> Table:
+    """Return a table that says below it where it is of a model check."""
+    note = note_model_check(results)
+    return replace(table, notes=(note, *table.notes)) if note else table
 
 
 def _label(regime: Regime) -> str:

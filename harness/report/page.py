@@ -20,7 +20,9 @@ from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    label_table,
     least_difference,
+    note_model_check,
     percent,
     regime_labels,
     seconds,
@@ -95,7 +97,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         compute_ratio=compute_ratio,
         read_joules=lambda row: row.drawn_j,
         marks=explain_marks(groups),
-        medians=describe_medians(groups),
+        medians="; ".join(filter(None, [describe_medians(groups), note_model_check(results)])),
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells
         spell=spell,
     )
@@ -122,7 +124,7 @@ def _workload(results: Results, groups: Sequence[LoaderGroup], workload: str) ->
         "Epoch time by distance": make_distance_table(results, groups, workload),
     }
     return {
-        "tables": {title: table for title, table in tables.items() if table is not None},
+        "tables": {title: label_table(results, table) for title, table in tables.items() if table is not None},
         "key": workload,
         "sections": sections,
         "longest_s": max((group.time_s.median for group in here if group.time_s), default=1.0),

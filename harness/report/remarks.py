@@ -81,6 +81,7 @@ def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
     # The settings of a sweep share their loader's notes.
     notes = dict.fromkeys((find_base(results, cell.loader), note) for cell in results.cells for note in cell.notes)
     return {
+        "model_checks": [{"of": results.model_checks}] if results.model_checks else [],
         "accelerators": _accelerators(results),
         "busy_hosts": [{"host": host, "busy": util, "limit": limit} for host, util in busy.items()],
         "idle_hosts": [_idle(host, one) for host, one in hosts.items() if host not in busy],
@@ -242,6 +243,7 @@ def write_headline(results: Results, groups: Sequence[LoaderGroup]) -> str:
     measured = [group for group in groups if group.time_s and group.loader in results.readers]
     valid = [group for group in measured if group.trusted and group.workload == measured[0].workload]
     facts: dict[str, Any] = {
+        "model_check": bool(results.model_checks),
         "measured": len(measured),
         "any_done": not results.rows and any(cell.state == "done" for cell in results.cells),
         "any_valid": any(group.trusted for group in measured),

@@ -18,6 +18,7 @@ from harness.report.figures import make_figure_tables
 from harness.report.labels import (
     UNKNOWN,
     joules,
+    label_table,
     least_difference,
     percent,
     regime_labels,
@@ -62,11 +63,12 @@ def print_report(report: Report, console: Console) -> None:
     console.print(write_headline(results, groups), highlight=False)
     for workload in results.workloads:
         title = spell(workload) if len(results.workloads) > 1 else ""
-        _print(_make_median_table(results, groups, workload), console, title)
+        _print(label_table(results, _make_median_table(results, groups, workload)), console, title)
         for table in (make_cost_table(results, groups, workload), make_joule_table(results, groups, workload)):
             if table is not None and len(table.rows) <= _MAX_ROWS:
-                _print(table, console)
-        _print(make_distance_table(results, groups, workload), console)
+                _print(label_table(results, table), console)
+        distances = make_distance_table(results, groups, workload)
+        _print(distances and label_table(results, distances), console)
     for table in make_figure_tables(results):
         _print(table, console)
     _print_claims(console, report.claims)

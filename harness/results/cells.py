@@ -201,6 +201,8 @@ class CellRecord:
     other_runs: Sequence[str] = ()
     """Other runs on this machine at the same time."""
     notes: Sequence[str] = ()
+    model_check: str = ""
+    """What the workload replays, and where its times are published; empty for a measurement."""
     stats: Mapping[str, object] = field(default_factory=dict)
     on_error: str | None = None
     skipped: Sequence[Skipped] = ()

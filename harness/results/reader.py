@@ -96,6 +96,13 @@ class Results:
         return any("emulated" in cell.accelerator for cell in self.cells)
 
     @property
+    def model_checks(self) -> tuple[str, ...]:
+        """What the workloads replay, and where their times are published. Empty where all of them are measured."""
+        return tuple(
+            dict.fromkeys(cell.record.model_check for cell in self.cells if cell.record and cell.record.model_check)
+        )
+
+    @property
     def unfinished(self) -> tuple[CellResult, ...]:
         """Cells without a result."""
         return tuple(cell for cell in self.cells if cell.state != "done")

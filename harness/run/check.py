@@ -55,12 +55,13 @@ _TRIAL_S: Final = 180.0
 def check_components(experiment: Experiment) -> None:
     """Check every class of an experiment and the keys that it is given; raises ConfigError naming the key."""
     for loader in experiment.loaders.values():
-        if not all(takes(loader.target, key) for key in loader.setting):
-            check_arguments(f"loaders.{loader.base}.sweep", loader.target, loader.setting)
+        setting = {key: value for key, value in loader.setting.items() if key != "world_size"}
+        if not all(takes(loader.target, key) for key in setting):
+            check_arguments(f"loaders.{loader.base}.sweep", loader.target, setting)
         check_loader(loader)
         if loader.reads == "stream":
             _check_stream(experiment, loader)
-        _check_ranks(loader, experiment.distributed.world_size)
+        _check_ranks(loader, experiment.count_ranks(loader.key))
     check_environments(experiment)
     names = set()
     for key, workload in experiment.workloads.items():

@@ -161,7 +161,8 @@ def _start_testbed(experiment: Experiment, progress: RunProgress, cluster: Clust
 
 def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
     """Return the hosts of an inventory that take part; raises ConfigError for an experiment that they cannot run."""
-    world_size, is_sharded = experiment.distributed.world_size, experiment.placement == "sharded"
+    is_sharded = experiment.placement == "sharded"
+    world_size = max(map(experiment.count_ranks, experiment.loaders), default=experiment.distributed.world_size)
     chosen = HostsOfRun.choose(inventory, world_size, sharded=is_sharded)
     far = next((name for name, regime in experiment.regimes.items() if not regime.is_local), None)
     if far is not None and chosen.storages[0] in chosen.computes and not is_sharded:

@@ -95,6 +95,7 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
         from harness.workloads.emulated import EmulatedStep
 
         _, model, scale = _settings(accelerator)
+        scale *= getattr(workload, "step_scale", 1.0)
         assumed = _assumed(accelerator, workload.name)
         if not trains:
             return EmulatedStep.idling(None if assumed is not None else model)

@@ -25,6 +25,8 @@ class TimedPipeline(ClassPipeline):
     """Seconds that every sample sleeps; 0 reads alone."""
     at_once: int | None = None
     """How many samples may sleep at a time in all workers together, as if they held a shared resource; None for all."""
+    steps: tuple[Transform, ...] = ()
+    """Steps after the sleep, such as those of `loaders.pipeline.synthetic_load`."""
     slots: Any = field(default=None, compare=False, repr=False)
     """Held while a sample sleeps; made here, and inherited by the workers."""
 
@@ -38,8 +40,8 @@ class TimedPipeline(ClassPipeline):
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """The sleep, if there is one."""
-        return (_Sleep(self),) if self.sample_s else ()
+        """The sleep, if there is one, and the other steps."""
+        return (*((_Sleep(self),) if self.sample_s else ()), *self.steps)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the file's length, and the sample's label."""

@@ -317,7 +317,7 @@ class SweepBuilder:
     ) -> None:
         self.folder, self.epochs, self.samples = folder, epochs, samples
         self.verdict, self.repeats = "valid", 1
-        self.accelerator = "none: no load"
+        self.accelerator, self.model_check = "none: no load", ""
         self.config: dict[str, Any] = {
             "name": figures[0].rpartition(".")[2],
             "description": "a sweep",
@@ -392,6 +392,7 @@ class SweepBuilder:
             "regime": {"name": cell["regime"], **REGIMES[str(cell["regime"])]},
             "dataset": {"name": "tiny", "samples": self.samples, "bytes": 1_000_000},
             "accelerator": {"label": self.accelerator},
+            "model_check": self.model_check,
             "energy": {"interval_ms": 100.0},
         }
         write_json(home / "cell.json", parse_value(CellRecord, record))

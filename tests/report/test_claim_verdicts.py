@@ -88,6 +88,22 @@ def test_one_repeat_has_no_interval_and_repeats_that_agree_have_a_point() -> Non
     assert evaluate(FASTER, BOTH).interval == (pytest.approx(4 / 1.9),) * 2
 
 
+def test_replayed_times_are_judged_by_model_checks_alone_and_these_on_nothing_else() -> None:
+    replayed = [replace(one, model_check="Table 2", accelerator="emulated: A100") for one in BOTH]
+    check = replace(FASTER, needs=Needs(model_check=True))
+    found = evaluate(check, replayed)
+    assert (found.verdict, found.claim) == (PASS, "Model check: Twice as fast.")
+    for definition, rows, reason in (
+        (FASTER, replayed, "its samples replay published times"),
+        (FASTER, (*BOTH[:6], *replayed[6:]), "its samples replay published times"),
+        (check, BOTH, "its samples are prepared, where the claim is of a replay of published times"),
+        (check, (*BOTH[:6], *replayed[6:]), "its samples are prepared, where the claim is of a replay"),
+        (check, [replace(one, model_check="Table 2") for one in BOTH], "its steps are computed, where"),
+    ):
+        refused = evaluate(definition, rows)
+        assert (refused.verdict, refused.actual) == (NOT_CHECKED, "") and refused.reason.startswith(reason)
+
+
 def test_a_known_cause_is_told_where_a_claim_fails() -> None:
     slower = evaluate(replace(FASTER, because="of this and that"), (*cells("pytorch", 3.0, 3.0), *BOTH[6:]))
     assert slower.verdict == FAIL and slower.reason.endswith("; of this and that")

@@ -370,3 +370,22 @@ def test_claims_are_judged_once_for_the_table_the_page_and_claims_json(build, mo
     monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda *asked: calls.append(asked) or ())
     assert main([str(folder)]) == 0
     assert len(calls) == 1
+
+
+def test_a_model_check_is_called_so_in_every_figure_table_and_headline(build_sweep, capsys):
+    builder = build_sweep(figures=("minato_model_fig9",))
+    builder.accelerator, builder.model_check = "emulated: A100", "unet3d: Table 2 of MinatoLoader"
+    folder = builder.write()
+    assert main([str(folder)]) == 0
+    text, printed = unescape(page(folder)), capsys.readouterr().out
+    assert '<p class="headline">Model check, no measurement of preprocessing: ' in text
+    assert "Model check: MinatoLoader's figure 9" in text
+    assert "<dt>Model check</dt><dd>Samples sleep as long as published" in text and "Table 2 of MinatoLoader" in text
+    assert " model check; minato_model_fig9; emulated: A100" in drawn_text(folder, "minato_model_fig9")
+    said = "odel check: samples and steps only wait, and no preprocessing is measured"
+    assert " ".join(printed.split()).count(said) >= 2 and text.count(said) >= 2
+    measured = build_sweep(figures=("minato_model_fig9",))
+    measured.folder = folder.with_name("2025-11-20T14-00-00.002Z_sweep")
+    render(read_report(measured.write()))
+    text = unescape(page(measured.folder))
+    assert said not in text and "<dt>Model check" not in text and "Model check: MinatoLoader's figure 9" not in text

@@ -131,6 +131,7 @@ def _make_rows(definition: Definition, labels: dict[str, object], number: float)
                 key=key,
                 values={**values, definition.metric: number},
                 verdict="valid",
-                accelerator=f"cuda: {needs.board or 'a board'}",
+                accelerator="emulated: A100" if needs.model_check else f"cuda: {needs.board or 'a board'}",
+                model_check="Table 2" if needs.model_check else "",
                 devices=needs.devices,
             )

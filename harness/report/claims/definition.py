@@ -25,6 +25,8 @@ class Needs(Section):
     """Conditions on a run for a claim to be judged on it."""
 
     accelerator: Accelerator = "any"
+    model_check: bool = False
+    """Whether the claim is of a model check: rows of replayed times and emulated steps, on which no other is judged."""
     board: str = ""
     """Part of the name of the GPU's board: A100."""
     devices: int = Field(default=1, ge=1)

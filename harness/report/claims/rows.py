@@ -39,17 +39,20 @@ class ClaimRow:
     """Real boards that its ranks used."""
     repeat: int | None = None
     """The repeat of its cell; None where it is unknown."""
+    model_check: str = ""
+    """The published times that its samples replay; empty for a measurement."""
 
 
 def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[ClaimRow, ...]:
     """Return the rows of a results folder; of the metrics of batches, which are read for them, those of `metrics`."""
-    accelerators = {cell.cell_id: cell.record.accelerator for cell in results.cells if cell.record}
+    records = {cell.cell_id: cell.record for cell in results.cells if cell.record}
     stored = {(row.cell_id, row.epoch): row for row in results.rows}
     batches = _read_batches(results, metrics)
     found = []
     for record in epochs(results).to_dict("records"):
         key = (str(record["cell_id"]), int(record["epoch"]))
-        row, accelerator = stored[key], accelerators.get(key[0], AcceleratorRecord())
+        row, of = stored[key], records.get(key[0])
+        accelerator = of.accelerator if of else AcceleratorRecord()
         known: dict[str, object] = {str(name): value for name, value in record.items()}
         rate_gbit = results.experiment.regimes[row.regime].rate_gbit
         known |= {"link_share": row.mb_per_s / (125 * rate_gbit)} if row.mb_per_s and rate_gbit else {}
@@ -65,6 +68,7 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Cl
                 accelerator=accelerator.label,
                 devices=len(accelerator.boards or ()),
                 repeat=row.repeat,
+                model_check=of.model_check if of else "",
             )
         )
     return tuple(found)

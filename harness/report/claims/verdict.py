@@ -23,7 +23,7 @@ from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import ClaimRow
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
 from harness.report.intervals import Estimate, Interval, combine, divide
-from harness.report.labels import percent, significant
+from harness.report.labels import MODEL_CHECK, percent, significant
 
 _CPU: Final = "the CPU computes the steps"
 _EMULATED: Final = "the accelerator is emulated"
@@ -88,7 +88,8 @@ def refuse(definition: Definition, reason: str) -> Claim:
 
 def _make_claim(definition: Definition) -> partial[Claim]:
     expected = definition.bound.expected(definition.style)
-    return partial(Claim, definition.id, definition.claim, definition.source, expected, conflict=definition.conflict)
+    said = f"{MODEL_CHECK.capitalize()}: {definition.claim}" if definition.needs.model_check else definition.claim
+    return partial(Claim, definition.id, said, definition.source, expected, conflict=definition.conflict)
 
 
 def evaluate(definition: Definition, rows: Sequence[ClaimRow]) -> Claim:
@@ -98,7 +99,7 @@ def evaluate(definition: Definition, rows: Sequence[ClaimRow]) -> Claim:
         found = _find(definition, rows)
     except NotChecked as missing:
         return claim("", NOT_CHECKED, str(missing))
-    if invented := _invented(definition, found.rows):
+    if invented := _invented(definition, found.rows) or _replayed(definition, found.rows):
         return claim("", NOT_CHECKED, invented)
     claim = partial(claim, written(found.value, style), value=found.value)
     if found.interval is not None:
@@ -174,6 +175,16 @@ def _invented(definition: Definition, rows: Sequence[ClaimRow]) -> str:
         return f"the joules of {'/'.join(estimated)} are an estimate"
     whole = {"cpu_j", "gpu_j"} if definition.metric == "total_j" else set()
     return "" if all(whole <= row.values.keys() for row in rows) else "no joules of CPU and GPU"
+
+
+def _replayed(definition: Definition, rows: Sequence[ClaimRow]) -> str:
+    """Return why rows are not of the kind that the claim is of: a model check is of replayed times, others are not."""
+    if not definition.needs.model_check:
+        return "its samples replay published times" if any(row.model_check for row in rows) else ""
+    if not all(row.model_check for row in rows):
+        return "its samples are prepared, where the claim is of a replay of published times"
+    is_waiting = all(row.accelerator.startswith(("emulated", "none")) for row in rows)
+    return "" if is_waiting else "its steps are computed, where the claim is of steps that wait"
 
 
 def _lacking(definition: Definition, found: _ClaimValue) -> str:

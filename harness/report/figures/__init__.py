@@ -22,7 +22,8 @@ from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, ResultsError
 from harness.report.distance import choose_figure
 from harness.report.figures.definition import Bars, Figure, list_packaged, read_figure
-from harness.report.figures.sentences import fill, run_words
+from harness.report.figures.sentences import fill, read_sentences, run_words
+from harness.report.labels import MODEL_CHECK, label_table
 from harness.report.papers import find_published
 from harness.results.reader import Results
 from joulefeed.table import Table
@@ -90,7 +91,9 @@ class _FromYaml:
     spec: Figure
 
     def draw(self, results: Results) -> Picture | None:
-        picture: Picture | None = self._plotter.draw(self.spec, results, fill(self.spec.heading, self._words(results)))
+        heading = fill(self.spec.heading, self._words(results))
+        heading = "; ".join(filter(None, [MODEL_CHECK if results.model_checks else "", heading]))
+        picture: Picture | None = self._plotter.draw(self.spec, results, heading)
         return picture
 
     def caption(self, results: Results) -> str:
@@ -226,10 +229,14 @@ def _drawn(results: Results, stem: str, source: _FigureSource) -> DrawnFigure | 
             return None
         caption = str(source.caption(results))
         title = source.spec.title if isinstance(source, _FromYaml) else (source.__doc__ or caption or stem)
+        if results.model_checks:
+            title = f"{MODEL_CHECK.capitalize()}: {title}"
+            caption = f"{fill(read_sentences()['model_check'], run_words(results))} {caption}"
         png, svg = save(picture, results.folder / "figures" / stem)
         return DrawnFigure(stem, title.strip().splitlines()[0].rstrip("."), caption, png, svg, _table(results, source))
 
 
 def _table(results: Results, source: _FigureSource) -> Table | None:
-    table: Callable[[Results], Table | None] | None = getattr(source, "table", None)
-    return None if table is None else table(results)
+    make: Callable[[Results], Table | None] = getattr(source, "table", lambda _: None)
+    table = make(results)
+    return None if table is None else label_table(results, table)

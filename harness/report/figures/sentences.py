@@ -39,8 +39,11 @@ def run_words(results: Results) -> Mapping[str, object]:
         "memory": _memory(results),
         "scaled": _scaled(results),
         "timed_steps": _timed_steps(results),
+        "model_checks": results.model_checks,
     }
-    return {**words, "emulation": " " + fill(read_sentences()["emulation"], words) if results.emulated else ""}
+    # What an emulation says of assumed steps is not so of those of a model check.
+    emulation = fill(read_sentences()["emulation"], words) if results.emulated and not results.model_checks else ""
+    return {**words, "emulation": emulation and f" {emulation}"}
 
 
 def fill(template: str, words: Mapping[str, object]) -> str:

@@ -45,14 +45,13 @@ _COLUMNS: Final = [
 _BATCHES: Final = "batches-*.jsonl"
 
 
-def rank_nodes(testbed: Testbed, experiment: Experiment) -> list[Node]:
+def rank_nodes(testbed: Testbed, experiment: Experiment, world_size: int) -> list[Node]:
     """Return the node of each rank: the testbed's compute nodes in turn.
 
     On one machine the storage node is a compute node where placement=sharded alone: elsewhere no data would be far.
 
     Raises CellError where placement=sharded has other than two compute nodes.
     """
-    world_size = experiment.distributed.world_size
     if world_size == 1:
         return [testbed.compute]
     nodes = list(testbed.computes)

@@ -40,7 +40,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     context.spins.append(measure_spin())
     with ExitStack() as stack:
         memory, daemon_memory = _limit_memory(context, cell, stack)
-        nodes = rank_nodes(testbed, experiment)
+        nodes = rank_nodes(testbed, experiment, experiment.count_ranks(cell.loader))
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
         process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min, loader.environment))

@@ -82,6 +82,7 @@ def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: Ce
         ),
         other_runs=sorted(measured.other_runs),
         notes=[*measured.done.notes, *_note_readers(context, cell)],
+        model_check=measured.done.model_check,
         stats=measured.done.stats,
         on_error=loader.params.get("on_error", "raise"),
         skipped=list(skipped_by_epoch(events).values()),

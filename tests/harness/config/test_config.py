@@ -254,7 +254,18 @@ def test_every_value_of_a_sweep_is_a_loader_that_differs_in_it_alone():
     assert "pytorch" not in made.loaders
 
 
-@pytest.mark.parametrize("sweep", [{}, 3, {"num_workers": 4}, {"num_workers": []}, {"num_workers": [1, 1]}, {"a": [1]}])
+def test_a_sweep_by_entries_changes_other_arguments_with_the_one_that_is_swept():
+    found = variants(
+        {"p": {"a": 0, "sweep": [{"world_size": 1, "num_workers": 4}, {"world_size": 2, "num_workers": 2}]}}
+    )
+    own = {"_key_": "p_world_size_2", "_base_": "p", "_setting_": {"world_size": 2}}
+    assert found["p_world_size_2"] == {**own, "a": 0, "world_size": 2, "num_workers": 2}
+    assert found["p_world_size_1"]["num_workers"] == 4
+
+
+@pytest.mark.parametrize(
+    "sweep", [{}, 3, [], [{}], [1], {"num_workers": 4}, {"num_workers": []}, {"num_workers": [1, 1]}, {"a": [1]}]
+)
 def test_a_sweep_that_makes_no_new_loaders_is_refused_by_its_key(sweep):
     with pytest.raises(ConfigError, match=r"loaders\.pytorch\.sweep"):
         variants({"pytorch_a_1": {}, "pytorch": {"sweep": sweep}})

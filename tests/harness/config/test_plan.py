@@ -89,3 +89,12 @@ def test_a_cell_s_id_follows_where_the_data_lies_and_the_paths_of_its_regime_and
     assert ids[0] == plain[0].cell_id
     assert planned("+regimes.wan_30ms.paths=[]") == plain != planned("+regimes.wan_30ms.paths=[{},{rate_gbit:0.1}]")
     assert planned("energy.idle_s=9", "energy.price_per_kwh=0.3", "energy.gco2_per_kwh=400") == plain
+
+
+def test_a_loader_may_have_ranks_of_its_own_which_its_cells_ids_know():
+    made = experiment("+experiment=minato_model_fig9")
+    assert [made.count_ranks(key) for key in made.loaders] == [1, 2, 4] * 2
+    assert [one.params["num_workers"] for one in made.loaders.values()] == [12, 6, 3, 12, 12, 12]
+    ids = [c.cell_id for c in planned("distributed.world_size=2") if c.loader == "pytorch"]
+    assert ids == [c.cell_id for c in planned("+loaders.pytorch.world_size=2") if c.loader == "pytorch"]
+    assert ids != [c.cell_id for c in planned() if c.loader == "pytorch"]

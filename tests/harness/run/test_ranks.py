@@ -66,7 +66,7 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
                 key="pytorch", target="loaders.pytorch.PyTorchLoader", params={"num_workers": 0, **params}
             ),
             workload=ComponentSpec(
-                target="harness.workloads.textbook.Textbook", params={"load_ms": 1.0, "batch_size": BATCH}
+                target="harness.workloads.timed.Textbook", params={"load_ms": 1.0, "batch_size": BATCH}
             ),
             accelerator=accelerator,
             samples=tmp_path / "samples.parquet",
@@ -205,7 +205,7 @@ class OneMachine:
 def test_the_storage_node_of_one_machine_trains_only_where_data_is_sharded():
     def addresses(placement, world_size):
         spec = Experiment(name="x", placement=placement, distributed=DistributedSpec(world_size=world_size))
-        return [node.address for node in rank_nodes(OneMachine, spec)]
+        return [node.address for node in rank_nodes(OneMachine, spec, world_size)]
 
     assert addresses("remote", 3) == ["10.0.0.2"] * 3
     assert addresses("sharded", 3) == ["10.0.0.2", "10.0.0.1", "10.0.0.2"]
