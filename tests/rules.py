@@ -219,7 +219,7 @@ ATTACKS = (
     Attack(
         "others send packets over the link",
         ("bytes_received", "early_work"),
-        "beyond a quarter of the samples' bytes, 4 KiB a sample and 1 MiB, or between epochs",
+        "beyond 15 % of the samples' bytes, 4 KiB a sample and 1 MiB, or between epochs",
     ),
 )
 """Known ways to a wrong result. A rule that this version does not have catches nothing."""

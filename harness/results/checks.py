@@ -53,8 +53,9 @@ FEW = 64
 """Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
 EARLY_BYTES = 2**16
 """Bytes that keep-alives and the end of the epoch before may take, however few an epoch's own are."""
-OVERHEAD = 0.25
-"""Share of the samples' bytes that protocols, padding and packets sent again may add on the data interface."""
+OVERHEAD = 0.15
+"""Share of the samples' bytes that protocols, padding and packets sent again may add on the data interface: 0.002 to
+0.02 are usual, and 0.05 where an interface counts the headers of small packets."""
 OVERHEAD_BYTES = 2**20
 """What they may add besides, as may `SAMPLE_OVERHEAD_BYTES` for each sample: attributes of its file, or its query."""
 SAMPLE_OVERHEAD_BYTES = 4096
