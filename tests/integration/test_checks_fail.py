@@ -120,7 +120,7 @@ BUSY = {"others_cpu", "steal", "missed_ticks", "pressure_memory", "step_time"} |
 SECONDS = 0.6
 """How long a fault lasts: some pings, and some ticks of 50 ms."""
 SHORT_MB, WRITERS = 8, 3
-"""Memory of some processes that write files, and how many they are."""
+"""Memory of the processes that write files, and how many of them there are."""
 NEAR = Regime(name="near", rtt_ms=2.0, rate_gbit=0.5)
 TOO_LATE_MS = 3.0
 """One-way delay of the calibration that is wrong."""
@@ -223,7 +223,7 @@ class Saboteur:
             memory._remove(group.path)
 
     def _disks_are_busy(self) -> None:
-        self._write([""])
+        self._write([""] * WRITERS)
 
     def _write(self, groups: list[str]) -> None:
         """Have processes of no run write for `SECONDS`, each in the group whose file is named, or as it is."""
