@@ -12,7 +12,7 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -119,8 +119,8 @@ def validate(run: RunFolder) -> Validated:
             raise ResultsError(str(error).replace(name, str(run.folder))) from error
         differences = [*_compare_config(run)]
         for cell_id, reason in found.damaged.items():
-            path = f"{again.folder}/cells/{cell_id}"
-            differences.append(f"cells/{cell_id}: damaged: {reason.replace(path + '/', '').rpartition(';')[0]}")
+            why = reason.replace(f"{again.cell_folder(cell_id)}/", "").rpartition(";")[0]
+            differences.append(f"cells/{cell_id}: damaged: {why}")
         differences += _compare_folders(run, again, found.damaged.keys())
         differences += [problem.replace(name, str(run.folder))] if problem else []
         claims = len(json.loads(again.claims.read_text())) if again.claims.exists() else 0
@@ -161,7 +161,7 @@ def _compare_config(run: RunFolder) -> Iterator[str]:
         yield f"config.yaml: is not that of the plan: stated hash {planned or 'none'}, found {stored}"
 
 
-def _compare_folders(run: RunFolder, again: RunFolder, damaged: Iterable[str]) -> Iterator[str]:
+def _compare_folders(run: RunFolder, again: RunFolder, damaged: Collection[str]) -> Iterator[str]:
     """Yield a line for each entry of a file that the two folders do not both have, or have otherwise."""
     for stated, found in zip(_list_files(run), _list_files(again), strict=True):
         if not found.exists():  # no cell has ranks, or the claims cannot be judged

@@ -56,7 +56,7 @@ def test_no_rows_keep_their_columns_and_no_file_is_no_row(tmp_path):
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "epochs.parquet").write_text("text")
-    with pytest.raises(ResultsError, match=r"epochs\.parquet.*harness\.results\.collect"):
+    with pytest.raises(ResultsError, match=r"epochs\.parquet.*harness\.validate --write"):
         read_rows(tmp_path / "epochs.parquet", EpochRow)
 
 

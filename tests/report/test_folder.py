@@ -49,7 +49,7 @@ def test_a_missing_column_is_named(build):
 def test_rows_that_are_stored_as_csv_alone_are_to_be_collected_again(build):
     folder = build().write()
     (folder / "epochs.parquet").unlink()
-    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*harness\.results\.collect"):
+    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*harness\.validate --write"):
         read_results(folder)
 
 
