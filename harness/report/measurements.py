@@ -53,10 +53,11 @@ def compare_frames(above: pd.DataFrame, below: pd.DataFrame, column: str = "dura
 
 
 def _by_cell(frame: pd.DataFrame, column: str) -> Cells:
-    """Return values by cell: by repeat where the cells are repeats of each other."""
-    cells = {key: list(values) for key, values in frame.groupby(["cell_id", "repeat"])[column]}
-    by_repeat = {int(str(repeat)): values for (_, repeat), values in cells.items()}
-    return by_repeat if len(by_repeat) == len(cells) else list(cells.values())
+    """Return values by cell: by repeat where the frame has repeats, and its cells are repeats of each other."""
+    cells = [list(values) for _, values in frame.groupby("cell_id")[column]]
+    if "repeat" not in frame or frame.groupby("repeat")["cell_id"].nunique().gt(1).any():
+        return cells
+    return {int(str(repeat)): list(values) for repeat, values in frame.groupby("repeat")[column]}
 
 
 def work(results: Results) -> pd.DataFrame:
