@@ -109,7 +109,7 @@ def measure(
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
                 context = CellContext(
-                    experiment, folder, testbed, agent, hosts, stored, session.name, read_found(folder)
+                    experiment, folder, testbed, agent, hosts, stored, session.name, readers=read_found(folder)
                 )
                 _point_latest(folder, progress)
                 failures = _run(context, cells, todo, ledger, progress)
