@@ -42,9 +42,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 64_000,
-    "core": 43_000,
-    "tests": 41_300,
+    "packages": 66_300,
+    "core": 44_800,
+    "tests": 43_200,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_500,
 }

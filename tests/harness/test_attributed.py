@@ -91,7 +91,7 @@ def test_the_whole_is_the_time_in_which_processors_were_not_idle_and_not_what_ti
 
 def test_several_ranks_on_one_host_are_one_loader(stored):
     data = with_baseline(stored(), counters={"cell_cpu_s": 1.0, "cpu_steal_s": 0.0})
-    _, start, end = data.events
+    _, start, end, *_ = data.events
     theirs = [{**event, "event": f"rank.{event['event']}", "rank": 1} for event in (start, {**end, "cell_cpu_s": 2.0})]
     (row,) = make_epoch_rows(with_events(data, more=theirs))
     assert row.loader_j == pytest.approx(180.0)

@@ -65,6 +65,10 @@ def plan_rows(name: str, scale: str) -> tuple[ClaimRow, ...]:
     """Return the rows that a run would have where every epoch is valid and long, and every metric is 1."""
     made = read_scales()[name, scale]
     accelerators = {workload: _label_step(made, workload) for workload in made.workloads}
+    checks = {
+        key: str(getattr(instantiate(spec.target, spec.params), "model_check", ""))
+        for key, spec in made.workloads.items()
+    }
     rows = []
     for cell in plan_cells(made):
         loader, dataset = made.loaders[cell.loader], made.datasets[cell.workload].params
@@ -73,7 +77,7 @@ def plan_rows(name: str, scale: str) -> tuple[ClaimRow, ...]:
         labels = label_cell(made, cell.loader, cell.workload, cell.regime) | {
             "samples": dataset["samples"],
             "sample_kb": kb,
-            "ranks": made.distributed.world_size,
+            "ranks": made.count_ranks(cell.loader),
             "setting": setting if isinstance(setting, int | float) else None,
         }
         one = ClaimRow(
@@ -86,6 +90,7 @@ def plan_rows(name: str, scale: str) -> tuple[ClaimRow, ...]:
             estimated=frozenset({"cpu", "gpu"}),
             accelerator=accelerators[cell.workload],
             repeat=cell.repeat,
+            model_check=checks[cell.workload],
         )
         rows += [replace(one, epoch=epoch) for epoch in range(1, made.epochs + 1)]
     return tuple(rows)
