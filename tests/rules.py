@@ -10,7 +10,6 @@ and with the page.
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,7 +124,7 @@ MATRIX: dict[str, Sabotage] = {
     "same_place": Sabotage("", "a run is resumed in another environment", "…", WARNING),
     "whole_cell": Sabotage("", "a byte of a cell's file is changed", "…it has changed since the cell ended…"),
 }
-"""By rule; HOST stands for the name of another host. The page shows those that there are."""
+"""By rule; HOST stands for the name of another host."""
 
 
 @dataclass(frozen=True)
@@ -162,12 +161,14 @@ ATTACKS = (
         ("frequency",),
         "the governor and Intel's turbo are in `provenance.json`",
     ),
-    Attack("a CPU quota of a cgroup", ("throttled",), "utilisation clamps are not seen"),
+    Attack("a CPU quota of a cgroup", ("throttled",), "utilisation clamps are not seen; judged on the lead alone"),
     Attack(
         "another program uses the disk", ("pressure_io",), "a warning; what disks read and wrote is in `metrics.csv`"
     ),
     Attack(
-        "too little memory, swapping", ("pressure_memory",), "a neighbour in the cache or on the memory bus is not seen"
+        "too little memory, swapping",
+        ("pressure_memory",),
+        "a neighbour in the cache or on the memory bus is not seen; judged on the lead alone",
     ),
     Attack(
         "a virtual disk whose host has the files in its own page cache",
@@ -222,13 +223,12 @@ ATTACKS = (
         "beyond 15 % of the samples' bytes, 4 KiB a sample and 1 MiB, or between epochs",
     ),
 )
-"""Known ways to a wrong result. A rule that this version does not have catches nothing."""
+"""Known ways to a wrong result."""
 
 
-def make_page(known: frozenset[str]) -> str:
-    """Return the generated part of results/README.md, for the rules that there are."""
-    shown = [(rule, one) for rule, one in sorted(MATRIX.items()) if rule in known | OF_RUN]
-    rows = [f"| `{rule}` | {one.what} | {one.verdict}: `{one.sees}` |" for rule, one in shown]
+def make_page() -> str:
+    """Return the generated part of results/README.md."""
+    rows = [f"| `{rule}` | {one.what} | {one.verdict}: `{one.sees}` |" for rule, one in sorted(MATRIX.items())]
     lines = ["| rule | sabotage in the tests | what the user sees |", "|---|---|---|", *rows, ""]
     lines += [
         "What is known to spoil a result, and what catches it:",
@@ -237,7 +237,7 @@ def make_page(known: frozenset[str]) -> str:
     ]
     lines += ["|---|---|---|"]
     for attack in ATTACKS:
-        catching = ", ".join(f"`{rule}`" for rule in attack.rules if rule in known)
+        catching = ", ".join(f"`{rule}`" for rule in attack.rules)
         lines.append(f"| {attack.what} | {catching or 'nothing'} | {attack.note} |")
     return BEGIN + "\n" + "\n".join(lines) + "\n\n" + END
 
@@ -252,7 +252,4 @@ def replace_part(page: str, part: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    from harness.results.checks import RULES
-
-    PAGE.write_text(replace_part(PAGE.read_text(), make_page(RULES)))
+    PAGE.write_text(replace_part(PAGE.read_text(), make_page()))

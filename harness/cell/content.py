@@ -165,7 +165,13 @@ class Comparison:
         self._by_form = augments_itself or isinstance(pipeline, CallablePipeline)
 
     def compare(self, epoch: int, kept: Sequence[Kept]) -> Content:
-        """Return in what the kept samples of an epoch differ from those that the pipeline makes."""
+        """Return in what the kept samples of an epoch differ from what the pipeline makes, or why that is unknown."""
+        try:
+            return self._compare(epoch, kept)
+        except Exception as error:  # noqa: BLE001 - the pipeline, and what it makes of a sample, may be the user's
+            return Content(epoch, [], reason=f"cannot be compared: {type(error).__name__}: {error}")
+
+    def _compare(self, epoch: int, kept: Sequence[Kept]) -> Content:
         pairs: list[tuple[Kept, Tensors]] = []
         began, reason = time.monotonic(), "no sample was kept"
         for row in kept:
@@ -200,7 +206,11 @@ class Comparison:
         """Return whether a sample that differs comes out otherwise when it is made again."""
         row, first = next(pair for pair in pairs if pair[0].id in wrong)
         again = (self._make(row, epoch)[0] for _ in range(REPEATS))
-        return any(one is None or not np.array_equal(_values(one.data), _values(first.data)) for one in again)
+        return any(one is None or not _is_equal(_values(one.data), _values(first.data)) for one in again)
+
+
+def _is_equal(one: Values, other: Values) -> bool:
+    return np.array_equal(one, other, equal_nan=True)
 
 
 def _is_there(samples: Samples, sample_id: int) -> bool:
@@ -217,7 +227,8 @@ def _find_wrong(pairs: Sequence[tuple[Kept, Tensors]]) -> dict[int, str]:
     if not pairs:
         return {}
     values = np.concatenate([_values(tensors.data[0]).ravel() for _, tensors in pairs])
-    limit = max(SHARE * float(values.std()), MIN_SHARE * float(np.abs(values).mean()))
+    values = values[np.isfinite(values)]
+    limit = max(SHARE * float(values.std()), MIN_SHARE * float(np.abs(values).mean())) if values.size else 0.0
     found = {row.id: _describe_difference(row, tensors, limit) for row, tensors in pairs}
     return {sample_id: why for sample_id, why in found.items() if why}
 
@@ -229,12 +240,12 @@ def _describe_difference(row: Kept, made: Tensors, limit: float) -> str:
     if (both := _find_common(row.data, whole)) is None:
         return f"its data have shape {row.data.shape}, expected {whole.shape}"
     came, expected = both
-    off = float(np.abs(came - expected).mean()) if expected.size else 0.0
+    off = 0.0 if _is_equal(came, expected) else float(np.abs(came - expected).mean())
     if not off <= limit:
         if came.min() == came.max() and expected.size > 1:
             return f"all of its data are {came.flat[0]:g}"
         return f"its data are off by {off:.3g} on average, expected {limit:.3g} at most"
-    if made.labels.ndim > 1:
+    if np.ndim(made.labels) > 1:
         labels = None if row.labels is None else _find_common(row.labels, _values(made.labels[0]))
         if labels is None or not np.array_equal(*labels):
             return "its labels are others"

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO, cast
@@ -150,8 +150,9 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             epoch_losses = None if losses is None else [float(loss) for loss in losses[seen:]]
             path = spec.out / f"batches-{epoch:04d}.jsonl"
             save_batches(records, epoch, path, epoch_losses, keeps_labels=_brings_classes(workload))
-            driver.send("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
-        _compare(spec, workload, loader, kept, log)
+            samples = sum(len(r.ids) for r in records)
+            driver.send("epoch_done", epoch=epoch, samples=samples)
+        _compare(spec, workload, loader, kept, log, lambda: driver.send("progress", samples=samples))
         stats = loader.stats()
         accelerator = AcceleratorRecord(
             label=step.label,
@@ -189,9 +190,17 @@ def _count_samples(spec: CellSpec, ranks: Ranks | None) -> int:
 
 
 def _compare(
-    spec: CellSpec, workload: Workload, loader: Loader, kept: Mapping[int, KeptSamples], log: EventLog
+    spec: CellSpec,
+    workload: Workload,
+    loader: Loader,
+    kept: Mapping[int, KeptSamples],
+    log: EventLog,
+    progress: Callable[[], None],
 ) -> None:
-    """Compare the samples that were kept with what the pipeline makes; after all epochs, so that none waits for it."""
+    """Compare the samples that were kept with what the pipeline makes; after all epochs, so that none waits for it.
+
+    `progress` is called before each epoch's, so that nobody takes the cell for one that hangs.
+    """
     from harness.cell.content import Comparison
     from loaders.pipeline.callables import as_pipeline
 
@@ -203,6 +212,7 @@ def _compare(
         augments_itself=getattr(loader, "augments_itself", False),
     )
     for epoch, one in kept.items():
+        progress()
         log.add(CONTENT, **comparison.compare(epoch, one.rows).to_event())
 
 

@@ -333,6 +333,8 @@ class Experiment(Section):
         if "loaders" in groups:
             repeats = named.get("repeats")
             unused = {name for name, count in repeats.items() if count == 0} if isinstance(repeats, Mapping) else set()
+            if isinstance(repeats, Mapping) and repeats.get("others") == 0:
+                unused |= groups["loaders"].keys() - repeats.keys()
             groups["loaders"] = variants({k: one for k, one in groups["loaders"].items() if k not in unused})
         return {**named, **groups}
 
@@ -394,9 +396,10 @@ class Experiment(Section):
         where = f"loaders.{key}.{loader.readers}=auto"
         if loader.finds_readers and loader.reads != "files":
             yield f"{where}: expected a number, for the loader reads no files"
-        if loader.finds_readers and self.distributed.world_size > 1:
-            ranks = self.distributed.world_size
-            yield f"{where}: expected a number, for distributed.world_size={ranks}; it is found for one rank alone"
+        if loader.finds_readers and (ranks := self.count_ranks(key)) > 1:
+            yield f"{where}: expected a number, for the loader has {ranks} ranks, and it is found for one alone"
+        if loader.finds_readers and self.testbed.memory_mb is not None:
+            yield f"{where}: expected a number, for it is found without the limit testbed.memory_mb"
 
     def _problems_of_repeats(self) -> Iterator[str]:
         """Yield what of the repeats by loader does not go with the loaders."""
@@ -405,8 +408,8 @@ class Experiment(Section):
         bases = dict.fromkeys(loader.base for loader in self.loaders.values())
         # A shipped loader may have been taken out of the experiment.
         known = {*bases, *list_packaged("loader"), "others"}
-        for key in self.repeats:
-            if key not in known:
+        for key, count in self.repeats.items():
+            if key not in known and count:
                 yield f"repeats.{key}: expected others, or one of {', '.join(bases)}"
         for base in bases:
             if base not in self.repeats and "others" not in self.repeats:

@@ -26,6 +26,7 @@ from harness.diagnose.sweep import (
     measure_point,
 )
 from harness.diagnose.verdict import FED
+from harness.errors import ConfigError
 from harness.report.claims.bound import NEAR_BEST
 from harness.results.provenance import describe_host, describe_source, list_packages
 from harness.run.progress import RunProgress
@@ -42,6 +43,11 @@ def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
     key = find_workers_key(request.loader.key, request.loader.target)
     accelerator = request.accelerator.model_dump()
     workload: Workload = instantiate(request.workload.target, request.workload.params)
+    if why := getattr(workload, "model_check", ""):
+        raise ConfigError(
+            f"workload={request.workload.key}: replays published times ({why}), and a diagnosis is of real work; "
+            "expected another workload"
+        )
     choose_kind(accelerator, workload.name)  # what cannot be run is refused before a dataset is made
     dataset = instantiate(request.dataset.target, request.dataset.params)
     handle: DatasetHandle = dataset.open(request.cache, progress.follow)

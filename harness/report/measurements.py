@@ -36,8 +36,8 @@ def epochs(results: Results) -> pd.DataFrame:
 
 
 def trusted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the valid rows of every loader and workload; where one has none valid, all that it has."""
-    some_valid = frame.groupby(["workload", "loader"])["valid"].transform("any")
+    """Return the valid rows of every loader, workload and regime; where one has none valid, all that it has."""
+    some_valid = frame.groupby(["workload", "loader", "regime"])["valid"].transform("any")
     return frame[frame["valid"] | ~some_valid]
 
 

@@ -16,6 +16,7 @@ from harness.report.costs import make_cost_table, make_joule_table
 from harness.report.distance import make_distance_table
 from harness.report.figures import make_figure_tables
 from harness.report.labels import (
+    MODEL_CHECK,
     UNKNOWN,
     joules,
     label_table,
@@ -258,7 +259,8 @@ def _list_job_rows(job: SweepJob) -> list[list[TableCell | str]]:
         energy = joules(group.drawn_j.median if group.drawn_j else None)
         rows.append(
             [
-                *(spell(group.workload), labels[group.regime], spell(group.loader)),
+                spell(group.workload) + (f" ({MODEL_CHECK})" if results.model_checks else ""),
+                *(labels[group.regime], spell(group.loader)),
                 seconds(group.time_s.median if group.time_s else None),
                 f"{energy} est." if group.estimated and group.drawn_j else energy,
                 TableCell(f"{group.valid} of {group.planned}", _choose_style(group.valid, group.planned)),

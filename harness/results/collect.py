@@ -54,7 +54,7 @@ def collect(run: RunFolder) -> Collected:
         write_rows(ranks, RankRow, run.ranks_parquet, run.ranks_csv)
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
     if refused := _read_refused(run, tolerances):
-        write_rows(refused, EpochRow, run.folder / "refused.parquet", run.folder / "refused.csv")
+        write_rows(refused, EpochRow, run.refused_parquet, run.refused_csv)
     write_json(run.checks, [asdict(check) for check in checks])
     write_json(run.manifest, RunManifest(RULES_EDITION, run.compute_checksums()))
     return Collected(rows, checks, damaged)

@@ -149,6 +149,8 @@ class RunFolder:
         self.epochs_parquet = folder / "epochs.parquet"
         self.metrics_csv = folder / "metrics.csv"
         self.metrics_parquet = folder / "metrics.parquet"
+        self.refused_csv = folder / "refused.csv"
+        self.refused_parquet = folder / "refused.parquet"
         self.ranks_csv = folder / "ranks.csv"
         self.ranks_parquet = folder / "ranks.parquet"
         self.energy = folder / "energy.sqlite"

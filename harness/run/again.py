@@ -40,13 +40,15 @@ _REMEDIES: Final = {
     "pressure_memory": "fewer workers or smaller batches, or more memory",
     "link": "a busy machine delays the link: end other work, ask for a lower rate_gbit, or use netem",
     "step": "the emulated step got no processor in time: end other work, or have fewer workers",
+    "clock": "a clock was set or drifts: let chrony or systemd-timesyncd keep the hosts' clocks, and look at its state",
     "agent": "the energy agent had no processor in time: end other work, or raise energy.interval_ms",
 }
 """What would help, by the kind of disturbance."""
 _KINDS: Final = {
     **{rule: rule for rule in ("others_cpu", "steal", "throttled", "pressure_memory")},
     "step_time": "step",
-    **dict.fromkeys(("missed_ticks", "clock_offset"), "agent"),
+    "missed_ticks": "agent",
+    "clock_offset": "clock",
     **dict.fromkeys(("no_drops", "link_pause", "link_held", "link_in_epoch", "pings_lost"), "link"),
     **dict.fromkeys(("rtt", "rate", "jitter", "loss"), "link"),
 }
@@ -114,18 +116,24 @@ def choose_again(
 
 
 def find_disturbed(rows: Iterable[EpochRow], checks: Iterable[Check]) -> set[str]:
-    """Return the ids of the cells with a row that is refused, whose rows are refused for disturbances alone."""
+    """Return the ids of the cells with a row that is refused, whose rows are refused for disturbances alone.
+
+    A loader can stretch steps and fill the memory too: these are disturbances only beside another one.
+    """
     refusing: dict[str, set[str]] = defaultdict(set)
     for check in checks:
         if check.verdict in (FAIL, UNKNOWN):
-            refusing[check.cell_id].add(_kind_of(check.rule))
+            refusing[check.cell_id].add(_kind_of(check))
     refused = {row.cell_id for row in rows if not row.is_valid}
-    return {cell_id for cell_id in refused if "" not in refusing[cell_id]}
+    return {one for one in refused if "" not in refusing[one] and refusing[one] - {"step", "pressure_memory"}}
 
 
-def _kind_of(rule: str) -> str:
-    """Return the kind of disturbance that breaks a rule; empty where only the loader or the files can."""
+def _kind_of(check: Check) -> str:
+    """Return the kind of disturbance that breaks a rule; empty where none does: the loader, or what nobody counts."""
+    if check.verdict == UNKNOWN and check.rule in ("others_cpu", "steal"):
+        return ""
     # The rules of another host, such as clock_offset_HOST, are the same rules.
+    rule = check.rule
     return next((kind for name, kind in _KINDS.items() if rule == name or rule.startswith(f"{name}_")), "")
 
 
@@ -189,12 +197,13 @@ def describe_disturbances(cells: Sequence[CellData], rows: Sequence[EpochRow], c
     refused = {(row.cell_id, row.epoch) for row in rows if not row.is_valid}
     spoiled: dict[str, dict[tuple[str, int | None], str]] = defaultdict(dict)
     for check in checks:
-        if check.verdict in (FAIL, UNKNOWN) and (kind := _kind_of(check.rule)):
+        if check.verdict in (FAIL, UNKNOWN) and (kind := _kind_of(check)):
             spoiled[kind][check.cell_id, check.epoch] = check.rule
     lines = []
     for kind, places in spoiled.items():
         rules = ", ".join(sorted(set(places.values())))
-        who = f": {_name_others(cells, places.keys())}" if kind == "others_cpu" else ""
+        others = _name_others(cells, places.keys()) if kind == "others_cpu" else ""
+        who = f": {others}" if others else ""
         many = "1 row" if len(refused & places.keys()) == 1 else f"{len(refused & places.keys())} rows"
         lines.append(f"disturbed ({rules}): {many}{who}; to help: {_REMEDIES[kind]}")
     return lines

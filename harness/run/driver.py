@@ -32,7 +32,6 @@ from harness.run.datasets import RunData, open_data
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
-from harness.run.plan import plan_cells
 from harness.run.prepare import describe_environments, make_environments
 from harness.run.progress import RunProgress
 from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
@@ -86,7 +85,7 @@ def measure(
         folder = open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
         ledger = Ledger(folder.ledger)
-        cells = plan_cells(experiment)
+        cells = folder.read_plan().cells
         keys: dict[str, Keys] = {}
         # A resumed run's samples may be damaged. They are written again before the cells, which need them, are read.
         stored = data.store(folder.folder, keys)

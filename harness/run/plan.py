@@ -21,9 +21,10 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Return the cells: one block a repeat, a turn of every loader, in an order that the experiment's seed shuffles.
 
     Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). Every second
-    block reverses the order of the one before it, so that of two loaders each is the first one as often. A loader with
-    fewer repeats than others takes part in blocks that are spread over the run. A loader that reads nothing in an epoch
-    has the same bound at every distance, and runs in the nearest regime alone; one with `regimes` in these.
+    block reverses the order of the one before it, so that of two loaders that take part in both each is the first one
+    as often. A loader with fewer repeats than others takes part in blocks that are spread over the run. A loader that
+    reads nothing in an epoch has the same bound at every distance, and runs in the nearest regime alone; one with
+    `regimes` in these.
     """
     nearest = min(experiment.regimes, key=lambda regime: experiment.regimes[regime].rtt_ms)
     order = random.Random(experiment.seed)  # noqa: S311 - an order, not a secret

@@ -164,7 +164,9 @@ def _compare_config(run: RunFolder) -> Iterator[str]:
 def _compare_folders(run: RunFolder, again: RunFolder, damaged: Collection[str]) -> Iterator[str]:
     """Yield a line for each entry of a file that the two folders do not both have, or have otherwise."""
     for stated, found in zip(_list_files(run), _list_files(again), strict=True):
-        if not found.exists():  # no cell has ranks, or the claims cannot be judged
+        if not found.exists():  # no cell has ranks or was measured again, or the claims cannot be judged
+            if stated.exists() and stated != run.claims:
+                yield f"{stated.name}: stated, and not found"
             continue
         if not stated.exists():
             yield f"{stated.name}: is missing"
@@ -185,7 +187,8 @@ def _compare_folders(run: RunFolder, again: RunFolder, damaged: Collection[str])
 
 def _list_files(run: RunFolder) -> list[Path]:
     tables = (run.epochs_parquet, run.epochs_csv, run.metrics_parquet, run.metrics_csv)
-    return [run.manifest, *tables, run.ranks_parquet, run.ranks_csv, run.checks, run.claims]
+    more = (run.refused_parquet, run.refused_csv, run.ranks_parquet, run.ranks_csv)
+    return [run.manifest, *tables, *more, run.checks, run.claims]
 
 
 def _read(path: Path) -> _Records:
@@ -198,7 +201,7 @@ def _read(path: Path) -> _Records:
             return _by_name(asdict(check) for check in read_json(path, tuple[Check, ...], COLLECT))
         case "claims":
             return _by_name(read_json(path, list[dict[str, Any]], _REDRAW))
-    kind: type[Any] = {"epochs": EpochRow, "metrics": EpochMetrics, "ranks": RankRow}[path.stem]
+    kind: type[Any] = {"metrics": EpochMetrics, "ranks": RankRow}.get(path.stem, EpochRow)
     if path.suffix == ".parquet":
         return _by_name(asdict(row) for row in read_rows(path, kind))
     schema = make_schema(kind)

@@ -43,7 +43,7 @@ from harness.report.figures.style import (
     choose_colour,
 )
 from harness.report.intervals import Ratio
-from harness.report.labels import UNKNOWN, megabytes, percent, regime_labels, significant, spell
+from harness.report.labels import MODEL_CHECK, UNKNOWN, megabytes, percent, regime_labels, significant, spell
 from harness.report.measurements import find_base
 from harness.report.papers import find_published, find_table, read_paper
 from harness.report.summary import LoaderGroup, compute_median, compute_ratio
@@ -238,6 +238,7 @@ def _describe_conditions(spec: Bars, results: Results) -> str:
     accelerators = dict.fromkeys(_shorten(cell.accelerator) for cell in results.cells if cell.accelerator)
     streams = results.streams if spec.by_distance and not find_published(spec.values).value else None
     parts = [
+        MODEL_CHECK if results.model_checks else "",
         f"{samples:.0f} images" if samples else "",
         megabytes(size) if size else "",
         placement.get(results.experiment.placement, ""),

@@ -26,12 +26,18 @@ class FoundReaders:
     """Samples/s of the pieces, by number of readers."""
     is_whole: bool = True
     """Whether it ended before its limit."""
+    too_many: int | None = None
+    """The number for which the epoch was too short; None where the search did not come so far."""
 
     def describe(self, regime: str) -> str:
         """Return the number and the rates of a regime in a sentence."""
         rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(self.rates.items()))
         ended = "" if self.is_whole else f"; the search ended after {LIMIT_S:g} s, and more may be quicker"
+        if self.too_many is not None:
+            ended += f"; the epoch is too short to try {self.too_many}"
         number = f"{self.readers} files are read at once in {regime}"
+        if not self.rates:
+            return f"{number}{ended}"
         return f"{number}, as found before the first epoch ({rates} samples/s{ended})"
 
 

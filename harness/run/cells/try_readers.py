@@ -13,7 +13,6 @@ from dataclasses import asdict
 
 from harness.cell.messages import CellSpec
 from harness.config.specs import LoaderSpec
-from harness.errors import CellError
 from harness.results.cells import Cell
 from harness.results.files import RUN, read_json, write_json
 from harness.results.folder import RunFolder
@@ -99,12 +98,9 @@ def _search(context: CellContext, cell: Cell, loader: LoaderSpec, watcher: RunPr
                 process.send({"readers": 0})
                 break
             testbed.drop_caches(access.source, access.parts)
+            doing = f"reading {readers} files at once to find how many are best"
             process.send({"readers": readers})
     shutil.rmtree(folder)
     known = {number: rate for number, rate in rates.items() if rate is not None}
-    if not known:
-        raise CellError(
-            f"loaders.{loader.base}.{loader.readers}=auto: expected a number, for {len(data.opened.handle.samples)} "
-            "samples are too few to find it"
-        )
-    return FoundReaders(choose_readers(known), known, is_whole)
+    too_many = min((number for number, rate in rates.items() if rate is None), default=None)
+    return FoundReaders(choose_readers(known) if known else min(rates), known, is_whole, too_many)
