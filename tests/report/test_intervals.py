@@ -76,6 +76,17 @@ def test_of_200_reports_of_a_loader_beside_itself_5_percent_call_a_difference(re
     assert sum(not one.is_noise for one in reports) <= 120
 
 
+@pytest.mark.parametrize(("many", "few"), [(5, 2), (8, 2), (8, 3)])
+def test_few_repeats_beside_many_call_no_more_differences(many: int, few: int) -> None:
+    random = np.random.default_rng(1)
+    called = 0
+    for _ in range(1000):
+        found = compare_cells(*({n: [np.exp(random.normal(0, 0.02))] for n in range(count)} for count in (many, few)))
+        assert found is not None
+        called += not found.is_noise
+    assert called <= 65
+
+
 @pytest.mark.parametrize(("repeats", "cell"), [(8, 0.01), (16, 0.02)])
 def test_a_loader_that_is_3_percent_slower_is_found_in_95_percent_of_reports(repeats: int, cell: float) -> None:
     reports = list(compare_in_turns(repeats, slower=0.03, cell=cell, turn=0.03, reports=200))
