@@ -559,7 +559,9 @@ def test_an_epoch_in_which_a_cpu_quota_stopped_the_run_is_invalid(start, end, li
         ({"memory_wait_s": 0.3}, {}, "pressure_memory", "pass"),
         ({"memory_wait_s": 0.5}, {"memory": {"limit_bytes": 1e9}}, "pressure_memory", "warn"),
         ({"swapped_in_bytes": 2_000_000}, {}, "pressure_memory", "fail"),
-        ({"memory_wait_s": None}, {}, "pressure_memory", "not applicable"),
+        ({"memory_wait_s": None, "swapped_in_bytes": None}, {}, "pressure_memory", "not applicable"),
+        ({"memory_wait_s": None}, {}, "pressure_memory", "pass"),
+        ({"memory_wait_s": None, "swapped_in_bytes": 2_000_000}, {}, "pressure_memory", "fail"),
         ({"disk_wait_s": 0.5, "disk_written_bytes": 200_000_000}, {}, "pressure_io", "warn"),
         # A loader that reads from a disk waits for it.
         (
@@ -646,8 +648,9 @@ def test_samples_that_could_not_be_made_again_are_told_from_those_that_nobody_lo
     [
         (3000, {}, "pass"),
         (2701, {}, "pass"),
-        (2699, {}, "fail"),
-        (570, {}, "fail"),
+        (2699, {"on_disk": True}, "fail"),
+        (570, {"on_disk": True}, "fail"),
+        (570, {"on_disk": False}, "not applicable"),
         (0, {"on_disk": True}, "fail"),
         (0, {"on_disk": False}, "not applicable"),
         (None, {}, "not applicable"),
@@ -673,7 +676,7 @@ def test_a_later_epoch_reads_from_the_disk_where_caches_are_dropped_before_each(
     data = with_epochs(data, (2, data.batches[1]))
     found = {}
     for cold in ("epoch", "cell"):
-        one = change(data, cell=cell_of({"cold": cold}))
+        one = change(data, cell=cell_of({"cold": cold, "on_disk": True}))
         _, checks = judge([one], make_epoch_rows(one), Tolerances())
         found[cold] = [check.verdict for check in checks if check.rule == "local_reads"]
     assert found == {"epoch": ["fail", "fail"], "cell": ["fail", "not applicable"]}

@@ -245,6 +245,43 @@ def test_samples_whose_random_numbers_cannot_be_drawn_again_are_judged_by_their_
     assert all("not the pipeline's" in check.actual for check in judged.content)
 
 
+@dataclass(frozen=True)
+class OneItem(Bytes):
+    """Refuses to collate a sample by itself."""
+
+    def collate(self, items):
+        if len(items) < 2:
+            raise ValueError("expected a batch")
+        return super().collate(items)
+
+
+def test_a_pipeline_of_the_user_s_that_cannot_make_one_sample_costs_no_row(judged):
+    loader = Loader()
+    loader.pipeline = OneItem()
+    rows, failed = judged(loader)
+    assert (failed, {row.valid for row in rows}) == (set(), {"valid"})
+    assert {(one.verdict, one.actual) for one in judged.content} == {
+        ("not applicable", "cannot be compared: ValueError: expected a batch")
+    }
+
+
+@dataclass(frozen=True)
+class Logarithm(Bytes):
+    """The logarithms of a file's bytes: of 0 it is infinite."""
+
+    def decode(self, encoded, samples, sample_id):
+        data, meta = super().decode(encoded, samples, sample_id)
+        data[0] = 0
+        return data.log(), meta
+
+
+def test_infinite_values_that_are_the_same_are_no_difference(judged):
+    loader = Loader()
+    loader.pipeline = Logarithm()
+    assert judged(loader)[1] == set()
+    assert {one.actual.partition(";")[0] for one in judged.content} == {"8 compared"}
+
+
 @pytest.mark.parametrize("liar", [Loader(batch=LIES["zeros"][2]._batch), OneSample()], ids=["zeros", "one sample"])
 def test_constants_and_copies_are_found_by_their_form(liar, judged):
     liar.pipeline = Bytes((Roll(seeded=False),))

@@ -167,6 +167,12 @@ TAMPERED = {
         f"cells/{CELL}: damaged: batches.parquet: cannot be read (it has changed since the cell ended)",
     ),
     "a table that is cut": (lambda run: run.epochs_parquet.write_bytes(b""), "epochs.parquet: cannot be read (it is"),
+    "a refused try that never was": (
+        lambda run: write_rows(
+            read_rows(run.epochs_parquet, EpochRow)[:1], EpochRow, run.refused_parquet, run.refused_csv
+        ),
+        "refused.parquet: stated, and not found",
+    ),
     "a file that is missing": (lambda run: run.claims.unlink(), "claims.json: is missing"),
     "a record that is cut": (
         lambda run: run.provenance.write_text("{"),

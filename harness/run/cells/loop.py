@@ -97,7 +97,7 @@ def _summarise(folder: Path, tolerances: Tolerances) -> tuple[str, str]:
     refusing = sorted({check.rule for check in checks if check.verdict in (FAIL, UNKNOWN)})
     rows = list(select_settled(rows)) or rows
     text = f"{median(row.duration_s for row in rows):.3g} s"
-    joules = [row.total_j for row in rows if row.total_j is not None]
+    joules = [row.drawn_j for row in rows if row.drawn_j is not None]
     if joules:
         text += f", {median(joules):.3g} J" + (" (estimate)" if any(row.estimated for row in rows) else "")
     text += f"; invalid: {', '.join(refusing)}" if refusing else ""

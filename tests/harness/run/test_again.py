@@ -76,6 +76,10 @@ def test_only_disturbed_cells_are_measured_again_those_of_the_poorest_group_firs
         (("bytes_received",), False),
         (("loader_bytes",), False),
         (("early_work",), False),
+        # A loader stretches steps and fills the memory as well.
+        (("step_time",), False),
+        (("step_time", "pressure_memory"), False),
+        (("step_time", "others_cpu"), True),
     ],
 )
 def test_a_cell_that_a_rule_refuses_for_what_its_loader_did_is_not_measured_again(rules, is_again):
