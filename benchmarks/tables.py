@@ -87,12 +87,29 @@ def write_tables(parts: dict[str, Part | None]) -> Iterator[str]:
 
 
 def write_printed(parts: dict[str, Part | None]) -> Iterator[str]:
-    """Return Markdown: the printed text, where it was measured."""
+    """Return Markdown: the printed text, where it was measured; after medians and claims, the rest is folded."""
     for name, part in parts.items():
         if line := _printed_by(part):
-            yield from ("```", *line["raw"]["text"].splitlines(), "```")
+            shown, folded = _divide(line["raw"]["text"])
+            yield from ("```", *shown, "```")
+            if folded:
+                title = "The rest of what it prints: costs, joules by part, warnings, and what to know of the run"
+                yield from ("", "<details>", f"<summary>{title}</summary>", "", "```", *folded, "```", "", "</details>")
         else:
             yield f"{name}: no raw run is kept."
+
+
+def _divide(text: str) -> tuple[list[str], list[str]]:
+    """Return the lines up to the legend of the medians with those of the claims, and the other ones."""
+    shown: list[str] = []
+    folded: list[str] = []
+    into = shown
+    for paragraph in text.strip("\n").split("\n\n"):
+        if "claims of the paper" in paragraph or paragraph.startswith("Not as planned"):
+            into = folded if paragraph.startswith("Not as planned") else shown
+        into += [*([""] if into else []), *paragraph.splitlines()]
+        into = folded if "Medians per" in paragraph else into
+    return shown, folded
 
 
 def write_explained(parts: dict[str, Part | None]) -> Iterator[str]:

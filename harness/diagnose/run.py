@@ -39,7 +39,10 @@ _LOAD_SHARE: Final = 0.10
 
 
 def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
-    """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
+    """Measure; nothing is written.
+
+    Raises HarnessError (ConfigError for a replay of published times), and LoaderError naming a sample or worker.
+    """
     key = find_workers_key(request.loader.key, request.loader.target)
     accelerator = request.accelerator.model_dump()
     workload: Workload = instantiate(request.workload.target, request.workload.params)

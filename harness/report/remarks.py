@@ -5,6 +5,7 @@ The sentences are templates in template/remarks.yaml; this module lists the fact
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -294,12 +295,16 @@ def _join_unit(quantity: str) -> str:
 
 
 def list_problems(results: Results) -> tuple[Problem, ...]:
-    """Return the problems, the gravest kind first; equal ones are counted together."""
-    merged: dict[tuple[str, str, str], int] = {}
+    """Return the problems, the gravest kind first; equal ones are counted together, and warnings but for their numbers.
+
+    The text is that of the first one.
+    """
+    merged: dict[tuple[str, str, str], list[str]] = {}
     cells = ((cell.state, _locate(results, cell), cell.reason) for cell in results.unfinished)
-    for key in (*cells, *_list_refused(results), *_list_warnings(results)):
-        merged[key] = merged.get(key, 0) + 1
-    found = [Problem(kind, where, count, text) for (kind, where, text), count in merged.items()]
+    for kind, where, text in (*cells, *_list_refused(results), *_list_warnings(results)):
+        same = re.sub(r"\d[\d.]*", "N", text) if kind == "warning" else text
+        merged.setdefault((kind, where, same), []).append(text)
+    found = [Problem(kind, where, len(texts), texts[0]) for (kind, where, _), texts in merged.items()]
     return tuple(sorted(found, key=lambda problem: KINDS.index(problem.kind)))
 
 
