@@ -7,10 +7,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from loaders.shared.options import LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
-HELD_US = 200_000
+HELD_US, SOON_S = 200_000, 0.002
 SET_UP_S = 1.0
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
@@ -32,21 +33,22 @@ WORK_S = 0.1
 
 
 @contextmanager
-def keep_lock(kept: bool) -> Iterator[None]:
-    """Keep the interpreter's lock for most of the time, in a thread: the step's thread wakes up late."""
-    over, libc = threading.Event(), ctypes.PyDLL(None)
+def keep_lock(kept: bool) -> Iterator[Callable[[], None]]:
+    """Yield what has a thread keep the interpreter's lock soon after it is called: a step's thread wakes up late."""
+    asked, libc = SimpleQueue[bool](), ctypes.PyDLL(None)
 
     def keep() -> None:
-        while not over.is_set():
+        while asked.get():
+            time.sleep(SOON_S)
             libc.usleep(HELD_US)
 
     thread = threading.Thread(target=keep)
     if kept:
         thread.start()
     try:
-        yield
+        yield lambda: asked.put(True)
     finally:
-        over.set()
+        asked.put(False)
         if kept:
             thread.join()
 
@@ -78,8 +80,10 @@ class FaultyLoader(FileLoader):
         return answer
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        with keep_lock(self._faults[epoch - 1] == "keeps the lock"):
-            yield from self._made(epoch)
+        with keep_lock(self._faults[epoch - 1] == "keeps the lock") as begin:
+            for batch in self._made(epoch):
+                begin()
+                yield batch
 
     def _made(self, epoch: int) -> Iterator[Batch]:
         self._coming = self._faults[epoch] if epoch < len(self._faults) else ""
