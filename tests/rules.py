@@ -233,7 +233,7 @@ def make_page() -> str:
     lines += [
         "What is known to spoil a result, and what catches it:",
         "",
-        "| attack or accident | caught by | what is left |",
+        "| attack or accident | caught by | not caught |",
     ]
     lines += ["|---|---|---|"]
     for attack in ATTACKS:

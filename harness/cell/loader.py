@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from harness.cell.messages import CellSpec
 from harness.cell.ranks import Ranks
 from harness.config.targets import instantiate, takes
@@ -22,6 +24,12 @@ def batch_size_of(spec: CellSpec, workload: Workload, ranks: Ranks | None) -> in
     if ranks is None or ranks.rank < ranks.world_size - 1:
         return workload.batch_size
     return round(workload.batch_size * (1 + imbalance))
+
+
+def count_samples(spec: CellSpec) -> int:
+    """Return how many samples the cell's dataset has."""
+    rows: int = pq.ParquetFile(spec.samples).metadata.num_rows
+    return rows
 
 
 def make_loader(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_batches
 from harness.cell.events import CONTENT, SET_UP, EventLog
-from harness.cell.loader import batch_size_of, make_loader
+from harness.cell.loader import batch_size_of, count_samples, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.ranks import Ranks, joined
 from harness.cell.readers import measure_readers
@@ -114,6 +114,10 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
 
     step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
     counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids)
+
+    def progress(samples: int) -> None:
+        driver.send("progress", samples=samples)
+
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
         log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
@@ -122,7 +126,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             with make_loader(spec, workload, step.device, warmup=True, ranks=ranks) as loader:
                 agreed = _agree(ranks, loader, spec, workload)
                 steps = None if agreed is None else agreed.steps
-                warm = run_epoch(loader, step, 0, lambda done: driver.send("progress", samples=done), steps)
+                warm = run_epoch(loader, step, 0, progress, steps)
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
         energy = stack.enter_context(closing(EnergyReader(spec.energy_store)))
         losses = getattr(step, "losses", None)
@@ -134,14 +138,15 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         ranks = _agree(ranks, loader, spec, workload)
         # One reading bounds the epoch of all ranks.
         read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
-        kept = {epoch: KeptSamples(_count_samples(spec, ranks)) for epoch in range(1, spec.epochs + 1)}
+        # What an epoch of this rank has at least.
+        least = max(1, count_samples(spec) // (1 if ranks is None else ranks.world_size))
+        kept = {epoch: KeptSamples(least) for epoch in range(1, spec.epochs + 1)}
         for epoch, chosen in kept.items():
             driver.send("ready", epoch=epoch, gpus=_boards(step.device))
             if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
-            further = (lambda done: driver.send("progress", samples=done), read, ranks, chosen)
-            records = measured_epoch(loader, step, epoch, log, counters, *further)
+            records = measured_epoch(loader, step, epoch, log, counters, progress, read, ranks, chosen)
             chosen.leave_device()
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
@@ -152,7 +157,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             save_batches(records, epoch, path, epoch_losses, keeps_labels=_brings_classes(workload))
             samples = sum(len(r.ids) for r in records)
             driver.send("epoch_done", epoch=epoch, samples=samples)
-        _compare(spec, workload, loader, kept, log, lambda: driver.send("progress", samples=samples))
+        _compare(spec, workload, loader, kept, log, lambda: progress(samples))
         stats = loader.stats()
         accelerator = AcceleratorRecord(
             label=step.label,
@@ -179,14 +184,6 @@ def _brings_classes(workload: Workload) -> bool:
     from loaders.pipeline.callables import as_pipeline
 
     return bool(getattr(as_pipeline(workload.transform), "labels_are_classes", False))
-
-
-def _count_samples(spec: CellSpec, ranks: Ranks | None) -> int:
-    """Return how many samples an epoch of this rank has at least."""
-    import pyarrow.parquet as pq
-
-    rows: int = pq.ParquetFile(spec.samples).metadata.num_rows
-    return rows if ranks is None else max(1, rows // ranks.world_size)
 
 
 def _compare(

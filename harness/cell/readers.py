@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from harness.cell.loader import make_loader
+from harness.cell.loader import count_samples, make_loader
 from harness.cell.messages import CellSpec
-from loaders.base import Batch, Loader, Samples
+from loaders.base import Batch, Loader
 
 if TYPE_CHECKING:
     from harness.workloads import Workload
@@ -33,7 +33,7 @@ def measure_readers(spec: CellSpec, workload: Workload, step: Step, readers: int
     """
     tried = replace(spec, loader=spec.loader.read_with(readers))
     batch_size = min(_BATCH, workload.batch_size)
-    batches = len(Samples.load(spec.samples)) // batch_size
+    batches = count_samples(spec) // batch_size
     with make_loader(tried, workload, step.device, batch_size=batch_size) as loader:
         return measure_rate(loader, step, readers, epoch, batches)
 

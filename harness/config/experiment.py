@@ -18,8 +18,7 @@ _SCALES: Final = ("small", "full")
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED: Final = frozenset(
     {"resume", "resume_invalid", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks"}
-    | {"retries"}
-    | {"cell_stall_min", "resume_mixed", "store", "scale", "sizes"}
+    | {"retries", "cell_stall_min", "resume_mixed", "store", "scale", "sizes"}
 )
 # How hosts are found and treated; what they are is compared by provenance.
 _NOT_MEASURED_BY: Final = frozenset({"inventory", "keep", "on_lost_host"})

@@ -332,10 +332,9 @@ class Experiment(Section):
                     groups[group] = {**groups[group], name: {**section, key: str(name)}}
         if "loaders" in groups:
             repeats = named.get("repeats")
-            unused = {name for name, count in repeats.items() if count == 0} if isinstance(repeats, Mapping) else set()
-            if isinstance(repeats, Mapping) and repeats.get("others") == 0:
-                unused |= groups["loaders"].keys() - repeats.keys()
-            groups["loaders"] = variants({k: one for k, one in groups["loaders"].items() if k not in unused})
+            counts = repeats if isinstance(repeats, Mapping) else {}
+            used = {k: one for k, one in groups["loaders"].items() if counts.get(k, counts.get("others")) != 0}
+            groups["loaders"] = variants(used)
         return {**named, **groups}
 
     @model_validator(mode="after")

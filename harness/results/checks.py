@@ -89,6 +89,11 @@ class Check:
     verdict: str
     """pass, warn, fail, unknown (something that it needs was not measured) or not applicable."""
 
+    @property
+    def refuses(self) -> bool:
+        """Whether its row is invalid."""
+        return self.verdict in (FAIL, UNKNOWN)
+
 
 def judge(
     cells: Sequence[CellData], rows: Sequence[EpochRow], tolerances: Tolerances
@@ -99,7 +104,7 @@ def judge(
     checks += _check_spread(rows, tolerances)
     failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
     for check in checks:
-        if check.verdict in (FAIL, UNKNOWN):
+        if check.refuses:
             failed[check.cell_id, check.epoch].append(f"{check.rule} ({check.actual}, expected {check.expected})")
     judged = []
     for row in rows:

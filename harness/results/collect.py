@@ -45,7 +45,7 @@ def collect(run: RunFolder) -> Collected:
     checks += _same_place(run, cells)
     expected = "every file of the cell is as it was when the cell ended"
     checks += [
-        Check(cell_id, None, "whole_cell", expected, reason.replace(f"{run.folder}/", ""), FAIL)
+        Check(cell_id, None, "whole_cell", expected, run.without_path(reason), FAIL)
         for cell_id, reason in damaged.items()
     ]
     metrics = [one for cell in cells for one in make_epoch_metrics(cell)]
@@ -89,7 +89,7 @@ def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
         try:
             found = [] if name == first else list_changes(run.read_session(first), run.read_session(name))
         except ResultsError as error:
-            found = [str(error).replace(f"{run.folder}/", "")]
+            found = [run.without_path(error)]
         actual, verdict = ("; ".join(found), WARN) if found else ("it was", PASS)
         if not found and len(set(sessions.values())) == 1:
             actual, verdict = "one session", NOT_APPLICABLE

@@ -84,8 +84,8 @@ def measure_set_up(events: Iterable[CellEvent], epoch: int) -> Early:
     for of_rank in _sort_by_rank(events).values():
         edges = find_epoch_edges(of_rank)
         start, end = edges.get(epoch, ({}, {}))
-        begun = next((one for one in of_rank if one["event"] == SET_UP), {})
-        spans.append((begun if epoch == min(edges, default=None) else {}, start, end))
+        set_up = next((one for one in of_rank if one["event"] == SET_UP), {})
+        spans.append((set_up if epoch == min(edges, default=None) else {}, start, end))
     return _measure_work(spans)
 
 

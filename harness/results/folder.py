@@ -217,6 +217,10 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def without_path(self, text: object) -> str:
+        """Return a message in which files of the folder are named as they are below it, wherever it is."""
+        return str(text).replace(f"{self.folder}/", "")
+
     def read_plan(self) -> RunPlan:
         """Return plan.json. Raises ResultsError when it is damaged, or of another version of joulefeed."""
         found = read_json(self.plan, dict[str, object], NEW_RUN).get("format")

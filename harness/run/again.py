@@ -17,7 +17,7 @@ from typing import Final
 from harness.config.specs import Tolerances
 from harness.results.cell_folder import CellData
 from harness.results.cells import Cell
-from harness.results.checks import FAIL, UNKNOWN, Check
+from harness.results.checks import UNKNOWN, Check
 from harness.results.collect import judge_cells, read_cells
 from harness.results.edges import find_epoch_edges, measure_others
 from harness.results.epoch_row import EpochRow, select_settled
@@ -122,7 +122,7 @@ def find_disturbed(rows: Iterable[EpochRow], checks: Iterable[Check]) -> set[str
     """
     refusing: dict[str, set[str]] = defaultdict(set)
     for check in checks:
-        if check.verdict in (FAIL, UNKNOWN):
+        if check.refuses:
             refusing[check.cell_id].add(_kind_of(check))
     refused = {row.cell_id for row in rows if not row.is_valid}
     return {one for one in refused if "" not in refusing[one] and refusing[one] - {"step", "pressure_memory"}}
@@ -197,7 +197,7 @@ def describe_disturbances(cells: Sequence[CellData], rows: Sequence[EpochRow], c
     refused = {(row.cell_id, row.epoch) for row in rows if not row.is_valid}
     spoiled: dict[str, dict[tuple[str, int | None], str]] = defaultdict(dict)
     for check in checks:
-        if check.verdict in (FAIL, UNKNOWN) and (kind := _kind_of(check)):
+        if check.refuses and (kind := _kind_of(check)):
             spoiled[kind][check.cell_id, check.epoch] = check.rule
     lines = []
     for kind, places in spoiled.items():

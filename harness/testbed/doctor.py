@@ -40,7 +40,7 @@ def show(findings: Sequence[HostFinding]) -> str:
 
 def examine_machine() -> Iterator[HostFinding]:
     """Try each ability of this machine in turn, `warn` where it is not there; nothing that is made outlives a trial."""
-    from harness.testbed.caches import how_dropped
+    from harness.testbed.caches import DROPPED, how_dropped
     from harness.testbed.memory import memory_obstacles
     from harness.testbed.mounts.nfs import nfs_obstacles
     from harness.testbed.mounts.sshfs import sshfs_obstacles
@@ -57,7 +57,7 @@ def examine_machine() -> Iterator[HostFinding]:
     yield _floor()
     yield _found("mount by NFSv4", nfs_obstacles(), "the papers' own kind of mount")
     yield _found("mount by sshfs", sshfs_obstacles(), "used where there is no NFS")
-    is_whole = how_dropped() == "vm.drop_caches"
+    is_whole = how_dropped() == DROPPED
     dropping = [] if is_whole else ["root of the machine alone may write vm.drop_caches; files are advised away"]
     yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
     yield _found("memory limit of a cell", memory_obstacles(), "testbed.memory_mb can be set")

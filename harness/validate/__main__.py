@@ -174,7 +174,7 @@ def _compare_folders(run: RunFolder, again: RunFolder, damaged: Collection[str])
         try:
             before = _read(stated)
         except ResultsError as error:
-            yield str(error).replace(f"{run.folder}/", "")
+            yield run.without_path(error)
             continue
         # What a damaged cell stated cannot be found.
         before = {

@@ -14,7 +14,6 @@ from harness.config.specs import Tolerances
 from harness.errors import DiskError, HarnessError, TestbedError
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
-from harness.results.checks import FAIL, UNKNOWN
 from harness.results.collect import judge_cells
 from harness.results.epoch_row import select_settled
 from harness.results.files import write_json
@@ -94,7 +93,7 @@ def _summarise(folder: Path, tolerances: Tolerances) -> tuple[str, str]:
     """Return what a cell measured and which rules refuse it, and what its loader skipped by policy, maybe nothing."""
     data = load_cell(folder)
     rows, checks = judge_cells([data], tolerances)
-    refusing = sorted({check.rule for check in checks if check.verdict in (FAIL, UNKNOWN)})
+    refusing = sorted({check.rule for check in checks if check.refuses})
     rows = list(select_settled(rows)) or rows
     text = f"{median(row.duration_s for row in rows):.3g} s"
     joules = [row.drawn_j for row in rows if row.drawn_j is not None]

@@ -22,29 +22,33 @@ class FoundReaders:
     """What a search found."""
 
     readers: int
-    rates: Mapping[int, float]
-    """Samples/s of the pieces, by number of readers."""
+    rates: Mapping[int, float | None]
+    """Samples/s of the pieces, by number of readers; None where the epoch is too short for a piece."""
     is_whole: bool = True
     """Whether it ended before its limit."""
-    too_many: int | None = None
-    """The number for which the epoch was too short; None where the search did not come so far."""
 
     def describe(self, regime: str) -> str:
         """Return the number and the rates of a regime in a sentence."""
-        rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(self.rates.items()))
+        rates = ", ".join(f"{rate:.3g} with {number}" for number, rate in sorted(known_rates(self.rates).items()))
         ended = "" if self.is_whole else f"; the search ended after {LIMIT_S:g} s, and more may be quicker"
-        if self.too_many is not None:
-            ended += f"; the epoch is too short to try {self.too_many}"
+        if too_many := [number for number, rate in self.rates.items() if rate is None]:
+            ended += f"; the epoch is too short to try {min(too_many)}"
         number = f"{self.readers} files are read at once in {regime}"
-        if not self.rates:
+        if not rates:
             return f"{number}{ended}"
         return f"{number}, as found before the first epoch ({rates} samples/s{ended})"
 
 
-def choose_readers(rates: Mapping[int, float]) -> int:
-    """Return the least number whose rate is within 3 % of the best one."""
-    best = max(rates.values())
-    return min(number for number, rate in rates.items() if _GAIN * rate >= best)
+def known_rates(rates: Mapping[int, float | None]) -> dict[int, float]:
+    """Return the rates without those that are unknown."""
+    return {number: rate for number, rate in rates.items() if rate is not None}
+
+
+def choose_readers(rates: Mapping[int, float | None]) -> int:
+    """Return the least number whose rate is within 3 % of the best one; the least of all where no rate is known."""
+    known = known_rates(rates)
+    best = max(known.values(), default=0.0)
+    return min((number for number, rate in known.items() if _GAIN * rate >= best), default=min(rates))
 
 
 def find_next(rates: Mapping[int, float | None]) -> int | None:
@@ -52,7 +56,7 @@ def find_next(rates: Mapping[int, float | None]) -> int | None:
 
     A rate is None where the epoch is too short for a piece with so many readers.
     """
-    known = {number: rate for number, rate in rates.items() if rate is not None}
+    known = known_rates(rates)
     later = [number for number in _LADDER if number not in rates]
     if later and len(known) == len(rates):
         larger = [number for number in known if number > choose_readers(known)] if known else []

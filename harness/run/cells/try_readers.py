@@ -101,6 +101,4 @@ def _search(context: CellContext, cell: Cell, loader: LoaderSpec, watcher: RunPr
             doing = f"reading {readers} files at once to find how many are best"
             process.send({"readers": readers})
     shutil.rmtree(folder)
-    known = {number: rate for number, rate in rates.items() if rate is not None}
-    too_many = min((number for number, rate in rates.items() if rate is None), default=None)
-    return FoundReaders(choose_readers(known) if known else min(rates), known, is_whole, too_many)
+    return FoundReaders(choose_readers(rates), rates, is_whole)
