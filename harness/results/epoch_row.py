@@ -95,6 +95,8 @@ class EpochRow:
     """Source by domain: cpu=rapl-powercap;gpu=nvml-counter. `estimate` is a source too."""
     setup_s: float | None = None
     """How long the loader took to be made, before the cell's first epoch. None in rows of its other epochs."""
+    accelerator: str = ""
+    """What did the steps: `cuda: NVIDIA H200`, `emulated A100`; with `model check` where samples only sleep, too."""
     valid: str = ""
     """valid, or "invalid:" and the rules that refuse the row."""
 

@@ -121,6 +121,7 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         stalled_j=_measure_stalled_j(data, lead, start, batches),
         **by_part,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
+        accelerator=f"{cell.accelerator.label}{', model check' if cell.model_check else ''}",
     )
 
 

@@ -54,6 +54,12 @@ def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate
     assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
     assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
     assert row.energy_error_j is None
+    assert row.accelerator == EMULATED["label"]
+
+
+def test_a_row_of_a_model_check_says_so(stored):
+    (row,) = make_epoch_rows(change(stored(), cell={"accelerator": EMULATED, "model_check": "Table 2"}))
+    assert row.accelerator == f"{EMULATED['label']}, model check"
 
 
 def test_an_emulated_step_computes_for_its_nominal_time_however_late_its_sleep_ends(stored):
