@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -140,15 +140,23 @@ def family(pid: int) -> list[int]:
 def cpu_split(pids: Iterable[int]) -> tuple[float, float]:
     """Return CPU seconds of some processes, in user mode and in the kernel for them.
 
-    Those of their children that were waited for are included.
+    Those of their children that were waited for are included. Where a process ends meanwhile, its parent may have been
+    read before it took over its time: the others are read again.
     """
-    user_s, system_s = 0.0, 0.0
-    for pid in pids:
-        with suppress(psutil.Error):
-            times = psutil.Process(pid).cpu_times()
-            user_s += times.user + times.children_user
-            system_s += times.system + times.children_system
-    return user_s, system_s
+    left = list(pids)
+    while True:
+        read = {pid: times for pid in left if (times := _cpu_times(pid))}
+        if len(read) == len(left):
+            user_s = sum(times.user + times.children_user for times in read.values())
+            return user_s, sum(times.system + times.children_system for times in read.values())
+        left = list(read)
+
+
+def _cpu_times(pid: int) -> Any | None:
+    """Return psutil's CPU times of a process; None where it has ended."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cpu_times()
+    return None
 
 
 def cpu_s(pids: Iterable[int]) -> float:
