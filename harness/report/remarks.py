@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from energymon.reading import DIRECTNESS, ESTIMATE
 from harness.report.distance import compare_distances
 from harness.report.figures.sentences import fill, read_sentences
 from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
@@ -147,9 +148,14 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
 
 def _idle(host: str, agent: EnergyRecord) -> _Facts:
     """Return the idle power from which joules of a host are net, of the last session."""
-    names = [one.domain if one.device == one.domain else f"{one.device} {one.domain}" for one in agent.idle]
-    watts = [f"{significant(one.watts)} W ({name})" for one, name in zip(agent.idle, names, strict=True)]
-    return {"host": host, "watts": watts, "estimated": all(one.error_w is None for one in agent.idle)}
+    direct = sorted(agent.idle, key=lambda one: DIRECTNESS.index(one.source))
+    shown = {(one.device, one.domain): one for one in reversed(direct)}
+    watts = [
+        f"{significant(shown[part].watts)} W ({part[0] if part[0].startswith(part[1]) else ' '.join(part)}"
+        f"{', an estimate' if shown[part].source == ESTIMATE else ''})"
+        for part in dict.fromkeys((one.device, one.domain) for one in agent.idle)
+    ]
+    return {"host": host, "watts": watts}
 
 
 def _broken_files(results: Results) -> Sequence[_Facts]:

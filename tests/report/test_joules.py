@@ -78,3 +78,20 @@ def test_without_any_of_them_there_is_no_table(build):
     for row in builder.rows.values():
         row.update(dict.fromkeys(KNOWN))
     assert table(builder.write()) is None
+
+
+def test_the_idle_power_of_a_part_is_shown_once_by_its_best_source(build):
+    """A board has a counter, a power and an average; the processors beside it are estimated."""
+    builder = folder(build)
+    sources = [
+        ("cpu", "cpu", "estimate", 10.0),
+        ("gpu-0", "gpu", "nvml-power", 99.0),
+        ("gpu-0", "gpu", "nvml-counter", 117.0),
+    ]
+    of = {"node": "vm", "start_ns": 0, "end_ns": 1, "error_w": None}
+    idle = [of | dict(zip(("device", "domain", "source", "watts"), one, strict=True)) for one in sources]
+    for cell in builder.cells.values():
+        cell["energy"]["idle"] = idle
+    file = io.StringIO()
+    print_report(read_report(builder.write()), Console(file=file, width=200))
+    assert "vm drew 10.0 W (cpu, an estimate), 117 W (gpu-0); net joules" in file.getvalue()
