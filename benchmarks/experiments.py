@@ -1,5 +1,5 @@
-"""Whole runs of experiments, as a user starts them: wan30ms with its time, memory and disk, its emulated steps, and
-minato_seeds.
+"""Whole runs of experiments, as a user starts them: wan30ms with its time, memory and disk, its emulated steps,
+minato_seeds, and gpu_smoke where there is an NVIDIA GPU.
 
 What a run prints is kept, for the tables of the README. Prints a line per demand (asked, measured, verdict); exits 1
 when one falls short. `--quick` leaves out the longer runs.
@@ -23,6 +23,7 @@ from statistics import median
 
 import pandas as pd
 import psutil
+import torch
 from bench import REPO, Line, at_most, judge_ratios, make_parser, run, spread
 from rich.console import Console
 
@@ -44,10 +45,14 @@ PICTURE = REPO / "docs" / "wan30ms.png"
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    options = make_parser(__doc__, "wan30ms once; no minato_seeds", ("wan30ms", "steps", "seeds")).parse_args()
+    parts = {"wan30ms": partial(wan30ms, False), "steps": steps, "seeds": seeds, "gpu": gpu}
+    options = make_parser(__doc__, "wan30ms once; no minato_seeds", parts).parse_args()
     if options.quick:
+        parts["wan30ms"] = partial(wan30ms, True)
         options.only = options.only or ["wan30ms"]
-    return run({"wan30ms": partial(wan30ms, options.quick), "steps": steps, "seeds": seeds}, options)
+    if not torch.cuda.is_available():
+        options.only = options.only or ["wan30ms", "steps", "seeds"]
+    return run(parts, options)
 
 
 def wan30ms(quick: bool) -> Iterator[Line]:
@@ -117,6 +122,26 @@ def seeds() -> Iterator[Line]:
         seconds, _ = watched(Path(name), "minato_seeds")
         report = read_latest(Path(name))
         yield Line("minato_seeds, s", "", f"{seconds:.0f}", raw={"text": printed(report), **list_evidence(report)})
+
+
+def gpu() -> Iterator[Line]:
+    """Run gpu_smoke: every loader that ends on a GPU, with real steps and the board's own energy counter."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed-gpu-") as name:
+        watched(Path(name), "gpu_smoke")
+        yield from judge_gpu(Path(name) / "results" / "latest")
+
+
+def judge_gpu(folder: Path) -> Iterator[Line]:
+    """Return what a run of gpu_smoke shows: its rows, and what each loader's settled epochs took of the board."""
+    report, rows = read_report(folder), pd.read_csv(folder / "epochs.csv")
+    raw = {"text": printed(report), "epochs": rows.to_dict("records"), **list_evidence(report)}
+    yield Line("gpu_smoke: what it prints", "", "", raw=raw)
+    valid = int((rows["valid"] == "valid").sum())
+    yield Line("gpu_smoke: valid rows", "all", f"{valid} of {len(rows)}", valid == len(rows))
+    for loader, epochs in rows[rows["epoch"] > 1].groupby("loader"):
+        joules, stalled, seconds = (median(epochs[name]) for name in ("gpu_j", "stalled_j", "duration_s"))
+        words = f"{joules:.1f} in {seconds:.2f} s, {stalled:.1f} of them while the step waited"
+        yield Line(f"gpu_smoke: {loader}, the board's joules, settled epochs", "", words)
 
 
 def list_evidence(report: Report) -> dict[str, object]:
