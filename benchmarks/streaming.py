@@ -20,6 +20,7 @@ from statistics import median, quantiles
 import yaml
 from bench import REPO, Line, at_least, at_most, judge_ratios, make_parser, memory_folder, run, spread
 from streaming_rig import LOCAL, Keys, Rig, Shards, make_jpeg, make_shards, open_rig, open_star, split
+from streaming_sink import drain, on_processors
 
 from harness.testbed.link import LinkKind
 from loaders.streaming.keys import make_keys
@@ -297,6 +298,27 @@ def figures(bench: Bench) -> Iterator[Line]:
             yield Line(what, "", ", ".join(times))
 
 
+def workers(bench: Bench) -> Iterator[Line]:
+    """Serialise and send as EMLIO's daemon does, with one and two threads, to a sink that costs next to nothing."""
+    ways = {"one": (1, 1), "two": (2, 2), "wide": (1, 2)}
+    for name, shards, batch_size in (("100 kB", bench.small, 32), ("2 MB", bench.large, 8)):
+        speeds: dict[str, list[float]] = {way: [] for way in ways}
+        busy: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(2 if bench.quick else 6):
+            for way, (threads, processors) in list(ways.items())[:: -1 if turn % 2 else 1]:
+                options = ("--threads", str(threads), "--high-water-mark", "16")
+                with LOCAL.daemon(shards, *options) as daemon, on_processors(processors, daemon.pid):
+                    speed, cores = drain(daemon, shards, streams=threads, batch_size=batch_size, seconds=1.5)
+                speeds[way].append(speed)
+                busy[way].append(cores)
+        raw = {"gb_s": speeds, "busy": busy}
+        for other, asked, where in (("one", ">= 1.6", "2 processors over 1 on 1"), ("wide", "", "2 processors over 1")):
+            more = f"{median(speeds['two']):.2f} of {median(speeds[other]):.2f} GB/s, {median(busy['two']):.2f} of "
+            more += f"{median(busy[other]):.2f} processors"
+            ratios = divide(speeds["two"], speeds[other])
+            yield judge_ratios(f"msgpack, {name}: 2 threads on {where}", asked, ratios, more, 2, **raw)
+
+
 def mixing(bench: Bench) -> Iterator[Line]:
     """Compare what a sample costs the CPU with records shuffled one by one, and with slices left together."""
     seen: dict[int, list[float]] = {0: [], 4096: []}
@@ -347,7 +369,8 @@ def daemons(bench: Bench) -> Iterator[Line]:
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
-    each.__name__: each for each in (goodput, fast, loss, distance, distance_cpu, cpu, figures, mixing, memory, daemons)
+    each.__name__: each
+    for each in (goodput, fast, loss, distance, distance_cpu, cpu, figures, workers, mixing, memory, daemons)
 }
 
 

@@ -55,7 +55,7 @@ def _serve(options: DaemonOptions) -> int:
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
     listener = ListeningSocket(host, port, send_buffer=buffer, congestion=options.congestion)
-    given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
+    given = options.model_dump(include={"threads", "high_water_mark", "no_auth"})
 
     def serve(is_first: bool, ready: Callable[[], None]) -> int:
         events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
@@ -93,7 +93,6 @@ def _log_start(daemon: Daemon, store: ShardStore, host: str, options: DaemonOpti
         shards=len(store.catalog.shards),
         keys=options.keys is not None,
         threads=options.threads,
-        serializers=options.serializers,
         high_water_mark=options.high_water_mark,
         send_buffer=buffer or "tuned by TCP",
         congestion=daemon.congestion,

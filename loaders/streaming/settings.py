@@ -153,13 +153,10 @@ class DaemonOptions(BaseModel):
         description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
     )
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=1, title="N", description="threads that move bytes, 1 to 64 (default: 1)"
-    )
-    serializers: Annotated[int, Field(ge=0, le=64)] = Field(
-        default=0,
+        default=1,
         title="N",
-        description="threads that read and serialise answers to clients with wire=msgpack, up to 64; with 0 the thread "
-        "that takes requests does so (default: 0)",
+        description="threads that send, and as many that read and serialise answers to clients with wire=msgpack, 1 to "
+        "64 (default: 1)",
     )
     high_water_mark: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """The daemon on a storage node: answers requests for slices with views of the mapped shards, without a copy.
 
-One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk, or
-serialise where that is asked for. The daemon keeps nothing of a client except the bytes on their way to it. A client
+One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk or
+serialise msgpack answers. The daemon keeps nothing of a client except the bytes on their way to it. A client
 that wants more asks for more, so its window is the back-pressure, and a client or daemon that comes back goes on by
 asking again.
 """
@@ -46,7 +46,6 @@ class Daemon(Closing):
         *,
         log: Log,
         threads: int = 1,
-        serializers: int = 0,
         high_water_mark: int | None = None,
         keys: KeyPair | None = None,
         no_auth: bool = False,
@@ -59,8 +58,7 @@ class Daemon(Closing):
             host: Numeric address; a loopback address unless there are keys or `no_auth` is set.
             listener: Listens on it.
             log: Takes an event and its fields.
-            threads: Threads of ZeroMQ that move the bytes (default: 1).
-            serializers: Threads that read and serialise msgpack answers (default: 0, this thread does).
+            threads: Threads of ZeroMQ that move the bytes, and as many that serialise msgpack answers (default: 1).
             high_water_mark: Most messages under way to a client (default: by bytes).
             keys: Of the only client that is served; CURVE encrypts and authenticates all traffic (default: none).
             no_auth: Whether anyone is served who reaches the host (default: False).
@@ -89,7 +87,7 @@ class Daemon(Closing):
             self._socket,
             self._budget,
             self.counters,
-            serializers=serializers,
+            threads=threads,
             report=self.report,
             marks=self._marks,
             log=log,

@@ -56,7 +56,7 @@ class _BatchAnswer:
     """Whether its records travel in one frame."""
     failure: str = ""
     """Why it cannot be sent."""
-    message: bytes = b""
+    message: Buffer = b""
     """All of it, where a thread has serialised it."""
 
 
@@ -70,7 +70,7 @@ class RequestHandler:
         budget: SendBudget,
         counters: DaemonCounters,
         *,
-        serializers: int,
+        threads: int,
         report: Callable[[], dict[str, object]],
         marks: EpochMarks | None,
         log: Log,
@@ -79,7 +79,7 @@ class RequestHandler:
         self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
-        self._serializers = ThreadPoolExecutor(serializers, "streaming-serializer") if serializers else None
+        self._serializers = ThreadPoolExecutor(threads, "streaming-serializer")
         self._loaded: deque[_BatchAnswer] = deque()
 
     def send_loaded(self) -> None:
@@ -136,7 +136,7 @@ class RequestHandler:
         owned = overhead + (answer.nbytes if is_copied else 0)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _BatchAnswer(name, get, answer, reservation, is_copied)
-        if self._serializers is not None and get.wire == "msgpack":
+        if get.wire == "msgpack":
             self._serializers.submit(self._load, batch)
         elif answer.is_resident() and not get.check:
             self._send_batch(batch)
@@ -163,9 +163,8 @@ class RequestHandler:
             self._log("unreadable", batch=get.batch, epoch=get.epoch, reason=batch.failure)
             self._refuse(name, get, batch.failure)
             return
-        if batch.is_copied and get.wire == "msgpack":
-            message = batch.message or pack_whole(answer.header, answer.records)
-            sent = self._send(name, batch.reservation, message)
+        if batch.message:
+            sent = self._send(name, batch.reservation, batch.message)
         elif batch.is_copied:
             header, joined = pack_joined(answer.header, answer.records)
             sent = self._send(name, batch.reservation, joined, header=header)
@@ -194,7 +193,7 @@ class RequestHandler:
             self._socket.socket.send(padding, copy=False)
 
     def _send(
-        self, name: Name, reservation: Reservation, held: bytes, *, header: bytes | None = None, more: bool = False
+        self, name: Name, reservation: Reservation, held: Buffer, *, header: bytes | None = None, more: bool = False
     ) -> bool:
         """Send an answer's first frames, of which `held` owns the reservation; return False if the client is gone."""
         socket = self._socket.socket
@@ -213,6 +212,5 @@ class RequestHandler:
     def close(self) -> None:
         """Stop reading from disk; unsent answers are dropped."""
         for threads in (self._disk, self._serializers):
-            if threads is not None:
-                threads.shutdown(cancel_futures=True)
+            threads.shutdown(cancel_futures=True)
         self._loaded.clear()

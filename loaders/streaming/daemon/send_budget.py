@@ -38,7 +38,7 @@ class Reservation:
     def __init__(self, budget: SendBudget, name: Name, nbytes: int, owned: int) -> None:
         self._budget, self.name, self.nbytes, self.owned = budget, name, nbytes, owned
 
-    def hold(self, data: bytes) -> npt.NDArray[np.uint8]:
+    def hold(self, data: Buffer) -> npt.NDArray[np.uint8]:
         """Return the answer's first frame; the reservation lasts while ZeroMQ has it."""
         frame = np.frombuffer(data, np.uint8).view(_Frame)
         frame.reservation = self

@@ -174,7 +174,7 @@ TABLE = {
         {"decode": "torch", "order": "strict", "slice_records": 0, "wire": "msgpack", "verify": False, "warm_bytes": 0},
         ("image", "segmentation"),
         server="loaders.streaming",
-        daemon=("--serializers", "2", "--high-water-mark", "1"),
+        daemon=("--threads", "2", "--high-water-mark", "1"),
     ),
     # With one worker: several send their batches as they come, in another order every time.
     "tfdata": Entry("loaders.tfdata.TfDataLoader", {"decode": "torch"}, server="loaders.tfdata", package="tensorflow"),

@@ -49,10 +49,10 @@ def _greedy(endpoint: str, requests: int, wire: WireFormat, slices: tuple[Slice,
         yield greedy
 
 
-SERIALIZERS = ("--serializers", "2", "--high-water-mark", "16")
+EMLIO = ("--threads", "2", "--high-water-mark", "16")
 
 
-@pytest.mark.parametrize(("wire", "options"), [("raw", ()), ("msgpack", ()), ("msgpack", SERIALIZERS)])
+@pytest.mark.parametrize(("wire", "options"), [("raw", ()), ("msgpack", ()), ("msgpack", EMLIO)])
 def test_clients_that_do_not_read_cost_no_memory_and_hold_up_nobody(
     start_daemon: Callable[..., Any],
     large_shards: Path,

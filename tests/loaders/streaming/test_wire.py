@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import is_dataclass
 
 import msgpack
@@ -81,6 +84,31 @@ def test_a_batch_arrives_as_it_was_sent_in_every_wire_format(
         assert (reply.labels == array[::-1]).all()
         assert all((part == array).all() for part in (reply.ids, reply.offsets, reply.sizes, reply.checksums))
         assert [bytes(record) for record in came] == records
+
+
+def test_a_batch_is_serialised_without_the_interpreters_lock() -> None:
+    interval = sys.getswitchinterval()
+    # No thread is made to give the lock up, so that another one runs only where it is released.
+    sys.setswitchinterval(60)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            assert any(_runs_beside_serialising(threads) for _ in range(100))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _runs_beside_serialising(threads: ThreadPoolExecutor) -> bool:
+    began, empty = threading.Event(), np.zeros(0, np.int64)
+
+    def serialise() -> None:
+        began.set()
+        pack_whole(BatchHeader(0, 0, 0, empty, empty, empty, empty, empty), [bytes(16 * 2**20)] * 2)
+
+    serialising = threads.submit(serialise)
+    began.wait()
+    is_serialising = not serialising.done()
+    serialising.result()
+    return is_serialising
 
 
 def _valid() -> list[bytes]:
