@@ -3,15 +3,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import obstore
+import psutil
 import pytest
 import torch
 
-from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SpdlLoader
+from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SampleTimeoutError, SpdlLoader
 from loaders.base import SampleSource
 from loaders.pipeline import WrappedPipeline
 from loaders.pipeline.image import epoch_order
@@ -127,6 +129,27 @@ def test_a_file_that_a_coroutine_cannot_read_is_named(image_tree: Tree) -> None:
         pytest.raises(SampleError, match=rf"sample 3 \({samples.path(3)}\) cannot be read: .*{samples.path(3).name}"),
     ):
         list(loader.epoch(0))
+
+
+@dataclass(frozen=True)
+class Hanging(WrappedPipeline):
+    """Images of which one hangs in decoding."""
+
+    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> Any:
+        if sample_id == 3:
+            time.sleep(60)
+        return self.of.decode(encoded, samples, sample_id)
+
+
+@pytest.mark.process
+def test_a_sample_that_hangs_in_a_process_is_named_and_the_process_killed(image_tree: Tree) -> None:
+    others = psutil.Process().children()
+    options: dict[str, Any] = {"executor": "process", "num_threads": 2, "batch_size": 4, "seed": 0}
+    loader = SpdlLoader(samples=image_tree(12), transform=Hanging(TRANSFORM), sample_timeout_s=2.0, **options)
+    with pytest.raises(SampleTimeoutError, match=r"sample 3 \(.*\) is in decode for .* in worker \d"):
+        list(loader.epoch(0))
+    left = [child for child in psutil.Process().children() if child not in others]
+    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
 
 
 @pytest.mark.parametrize(
