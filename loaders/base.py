@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,8 @@ class Samples:
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     """Further values of each sample, by name: transcripts, boxes. Where a sample has further files, a column
     whose name ends in `_path` has the path of each, relative to root."""
+    listing: tuple[str, ...] = ()
+    """Paths of a longer list of files that no epoch reads, as the dataset object of so many files holds them."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -106,6 +109,14 @@ class Samples:
         """Return the first `count` samples, their ids unchanged."""
         columns = {name: column[:count] for name, column in self.columns.items()}
         return Samples(self.root, self.paths[:count], self.labels[:count], self.sizes[:count], columns)
+
+    def with_listing(self, count: int) -> Samples:
+        """Return the same samples with a listing of so many paths, which repeats theirs.
+
+        Each path is a text of its own, so that pickling the listing costs what that of so many files costs.
+        """
+        paths = itertools.islice(itertools.cycle(self.paths), count)
+        return replace(self, listing=tuple(path[:1] + path[1:] for path in paths))
 
     def save(self, path: Path) -> None:
         """Write paths, labels, sizes and the other columns as Parquet; the root is the schema's metadata."""

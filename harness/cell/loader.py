@@ -60,6 +60,8 @@ def make_loader(
         common |= _stream_arguments(spec, warmup=warmup)
     else:
         samples = Samples.load(spec.samples).at(spec.data_root or Path())
+        if spec.loader.listed is not None and not warmup:
+            samples = samples.with_listing(spec.loader.listed)
         common["samples"] = samples.first(spec.warmup_samples) if warmup else samples
     loader: Loader = instantiate(spec.loader.target, {**common, **spec.loader.params})
     return loader

@@ -102,6 +102,8 @@ class LoaderSpec(ComponentSpec):
     readers: str = ""
     """The argument that is how many files are read at once; empty where there is none. Where the config has `auto` for
     it, the number is found before the first epoch, for each workload and regime."""
+    listed: _Count | None = None
+    """Paths of the list of files that its samples carry, those of the dataset repeated; None for the dataset's own."""
     world_size: _Count | None = None
     """Ranks of its cells, which a sweep may vary; None for `distributed.world_size`."""
     base: str = Field(default="", validation_alias="_base_")
@@ -111,7 +113,7 @@ class LoaderSpec(ComponentSpec):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> set[str]:
-        ours = {"reads", "readers", "daemon", "secure", "environment", "regimes", "world_size"}
+        ours = {"reads", "readers", "daemon", "secure", "environment", "regimes", "listed", "world_size"}
         return ours | {"_base_", "_setting_"}
 
     @property
@@ -392,6 +394,8 @@ class Experiment(Section):
         for regime in loader.regimes:
             if regime not in self.regimes:
                 yield f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}"
+        if loader.listed is not None and loader.reads != "files":
+            yield f"loaders.{key}.listed={loader.listed}: expected none, for the loader reads no files"
         where = f"loaders.{key}.{loader.readers}=auto"
         if loader.finds_readers and loader.reads != "files":
             yield f"{where}: expected a number, for the loader reads no files"

@@ -67,8 +67,10 @@ def _runs_in(loader: LoaderSpec, regime: str, *, is_nearest: bool) -> bool:
 
 def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
+    # A section without a list keeps the id that it had before there were any.
+    listed = {"listed"} if experiment.loaders[loader].listed is not None else set()
     identity: dict[str, Any] = {
-        "loader": experiment.loaders[loader].model_dump(include=_IDENTITY | _LOADER),
+        "loader": experiment.loaders[loader].model_dump(include=_IDENTITY | _LOADER | listed),
         "workload": experiment.workloads[workload].model_dump(include=_IDENTITY),
         "regime": experiment.regimes[regime].model_dump(),
         "dataset": experiment.datasets[workload].model_dump(),

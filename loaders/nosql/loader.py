@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,12 @@ from loaders.shared.options import takes_options
 
 if TYPE_CHECKING:
     from loaders.nosql.client.database import Database
+    from loaders.nosql.client.fetch import RowFetch
+
+_ACROSS_NOTE: Final = (
+    "asks for rows of the next epoch before it begins: an epoch has the bytes, time and joules of the next one's first "
+    "rows, and not of its own"
+)
 
 
 class NoSQLLoader(RecordLoader):
@@ -59,6 +66,7 @@ class NoSQLLoader(RecordLoader):
 
         self._own, self._traffic = options, RowTraffic()
         self._arrivals: ArrivalLog | None = None
+        self._fetch: RowFetch | None = None
         self._database: Database | None = Database(
             table,
             login=None if options.keys is None else load_client_keys(options.keys),
@@ -70,28 +78,50 @@ class NoSQLLoader(RecordLoader):
                 self._arrivals = ArrivalLog(options.events, rank=options.rank)
             self._ids = None if split is None else _check_split(split, self._database.samples, options.limit)
             self._open(self._database.samples if self._ids is None else len(self._ids))
+            if options.across_epochs:
+                self.notes += (_ACROSS_NOTE,)
         except BaseException:
             self.close()
             raise
 
     def _start(self, epoch: int) -> RecordFetch:
+        assert self._database is not None
+        self._database.check_process()
+        before, ahead = self._fetch, self._fetch.following if self._fetch else None
+        if ahead is not None and ahead.epoch == epoch:
+            self._fetch = ahead
+            ahead.begin(before)
+            return ahead
+        self._drop_ahead()
+        self._fetch = self._make_fetch(epoch)
+        self._fetch.begin()
+        return self._fetch
+
+    def _make_fetch(self, epoch: int) -> RowFetch:
         from loaders.nosql.client.fetch import RowFetch
 
         assert self._database is not None
-        self._database.check_process()
         order = self._share.order(epoch)
         ids = order if self._ids is None else self._ids[order]
-        return RowFetch(self._database, ids, epoch, self._own, self._traffic, self._arrivals)
+        make_next = partial(self._make_fetch, epoch + 1) if self._own.across_epochs else None
+        return RowFetch(self._database, ids, epoch, self._own, self._traffic, self._arrivals, make_next)
+
+    def _drop_ahead(self) -> None:
+        """Drop the rows that were asked for of an epoch that does not come."""
+        if self._fetch is not None and self._fetch.following is not None:
+            self._fetch.following.close()
 
     def stats(self) -> LoaderStats:
         """Return the counts so far, those of RecordLoader and these.
 
-        `connections`; `wire_bytes` of all records that arrived; `asked_again` (rows); `late` (rows of an epoch that was
-        broken off, which were dropped); `connection_bytes_max` and `connection_bytes_min` (of the connections).
+        `connections`; `wire_bytes` of all records that arrived; `early_bytes` of those that arrived before their epoch
+        began; `asked_again` (rows); `late` (rows of an epoch that was broken off, which were dropped);
+        `connection_bytes_max` and `connection_bytes_min` (of the connections).
         """
         traffic, stats = self._traffic, super().stats()
         stats.details |= {
             "wire_bytes": traffic.nbytes,
+            "early_bytes": traffic.early_nbytes,
             "asked_again": traffic.asked_again,
             "late": traffic.late,
             "connection_bytes_max": max(traffic.by_connection.values(), default=0),
@@ -104,6 +134,7 @@ class NoSQLLoader(RecordLoader):
     def close(self) -> None:
         """End the epoch under way, threads, processes and connections; may be called twice."""
         super().close()
+        self._drop_ahead()
         database, self._database = self._database, None
         if database is not None:
             database.close()

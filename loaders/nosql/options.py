@@ -87,6 +87,11 @@ class NoSQLOptions(RecordOptions):
         description="samples taken for each one that is asked for besides, so that 4 asks for 5 with 4 taken, from as "
         "many batches up to `prefetch_batches`; 0 asks for all at once",
     )
+    across_epochs: bool = Field(
+        default=False,
+        description="whether rows of the next epoch are asked for once all of this one were, so that the prefetch is "
+        "full from one epoch to the next; an epoch then brings the first rows of the next one, and not its own",
+    )
     retries: Annotated[int, whole(0)] = Field(
         default=5,
         description="how often a row is asked for again after the database answered with an error; after the loss of a "

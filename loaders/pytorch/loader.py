@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,11 @@ class TorchOptions(LoaderOptions):
         default=4, description="processes that load samples; 0 loads in the calling process"
     )
     prefetch_factor: Count = Field(default=2, description="batches that each worker keeps ready")
+    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(
+        default=None,
+        description='how workers start: "fork", which copies nothing at first, or "spawn" and "forkserver", to which '
+        "the samples are pickled; None for Python's default",
+    )
     persistent_workers: bool = Field(
         default=True, description="whether workers live as long as the loader, and not for one epoch"
     )
@@ -113,12 +118,14 @@ class TorchBatches:
                 collate_fn=functools.partial(_collate, self._work, options.on_error),
                 num_workers=num_workers,
                 prefetch_factor=options.prefetch_factor if num_workers else None,
+                multiprocessing_context=options.multiprocessing_context if num_workers else None,
                 persistent_workers=options.persistent_workers and num_workers > 0,
                 pin_memory=device.type == "cuda" if options.pin_memory is None else options.pin_memory,
                 timeout=min(_MAX_POLL_S, timeout_s / _POLLS) if timeout_s else 0,
                 in_order=options.in_order,
             )
         self._iterator: Iterator[TorchDelivery] | None = None
+        self._sockets = ""
         self._deaths = WorkerDeaths()
 
     def start(self, epoch: int) -> Iterator[Batch]:
@@ -128,7 +135,7 @@ class TorchBatches:
         """
         # Where workers keep their sockets. Asked for here, it is made before them and shared by them, so it goes
         # with this process even when one of them is killed.
-        multiprocessing.util.get_temp_dir()
+        self._sockets = multiprocessing.util.get_temp_dir()
         if not self._torch.persistent_workers:
             self._end_workers()
         self._keys.epoch = epoch
@@ -144,7 +151,7 @@ class TorchBatches:
     def _begin(self) -> None:
         """Start the workers, or have those that are there go on with another epoch."""
         # Set by the thread that starts them, which need not be the one that made the loader.
-        self._torch.worker_init_fn = functools.partial(begin_worker, os.getpid(), in_main_thread())
+        self._torch.worker_init_fn = functools.partial(begin_worker, os.getpid(), in_main_thread(), self._sockets)
         while True:
             try:
                 with _any_number_of_workers(), gc_frozen():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing.process
 import multiprocessing.util
 import os
 import shutil
@@ -85,8 +86,12 @@ def _on_child(number: int, frame: FrameType | None) -> None:
 _counting = threading.Lock()
 
 
-def begin_worker(parent: int, bound: bool, worker_id: int) -> None:
-    """Let the worker die with its parent, leaving nothing, and leave Ctrl-C to the parent."""
+def begin_worker(parent: int, bound: bool, folder: str, worker_id: int) -> None:
+    """Let the worker die with its parent, leaving nothing, and leave Ctrl-C to the parent.
+
+    `folder` is the parent's, for sockets: a worker that was not forked would make one, and leave it.
+    """
+    multiprocessing.process.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
 
     # Handlers run between two steps of Python, and so never in the middle of torch's making of shared memory.
     def end(_number: int, _frame: FrameType | None) -> None:

@@ -161,7 +161,8 @@ class ThreadedLoader(FileLoader):
     def _stop(self) -> None:
         """End the epoch that is running, if one is."""
 
-    def _own_threads(self) -> DaemonThreads:
+    def _own_threads(self, first: int = 0) -> DaemonThreads:
+        """Return the threads, whose numbers begin with `first`; they are started now if there are none."""
         if self._threads is None:
-            self._threads = DaemonThreads(self._num_threads, self._name)
+            self._threads = DaemonThreads(self._num_threads, self._name, first=first)
         return self._threads

@@ -53,11 +53,12 @@ class _PoolCall(NamedTuple):
 class DaemonThreads(Executor):
     """An executor with a fixed number of daemon threads, each of which knows its number and computes by itself."""
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, count: int, name: str, *, first: int = 0) -> None:
+        """Start so many threads, whose numbers begin with `first`."""
         self._tasks: queue.SimpleQueue[_PoolCall | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"{name}-{number}", daemon=True)
-            for number in range(count)
+            for number in range(first, first + count)
         ]
         self._ending = threading.Lock()
         self._ended = False

@@ -15,12 +15,14 @@ from pydantic import Field
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.base import Batch
-from loaders.errors import LoaderError, SampleError
+from loaders.errors import LoaderConfigError, LoaderError, SampleError, SampleTimeoutError
 from loaders.shared.device import InTransfer
 from loaders.shared.options import Count, LoaderOptions
 from loaders.shared.processor import Collated, Failed, Failures, Loaded, Read, SampleProcessor
 from loaders.shared.stage_table import StageTable
+from loaders.shared.stall_monitor import Stalled
 from loaders.shared.threads import thread_number
+from loaders.spdl.executors import Executors
 
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
@@ -36,11 +38,23 @@ OutputOrder: TypeAlias = Literal["completion", "input"]
 class SpdlOptions(LoaderOptions):
     """What every loader takes, and SPDL's pipeline."""
 
-    num_threads: Count = Field(default=4, description="threads that run all stages")
+    num_threads: Count = Field(
+        default=4, description="threads, or processes, that load samples; threads collate batches as well"
+    )
+    executor: Literal["thread", "process"] = Field(
+        default="thread",
+        description='what loads samples: "thread", or "process", to which samples are pickled and from which they are '
+        "pickled back; batches are collated in threads",
+    )
     read_concurrency: Count | None = Field(
         default=None,
         description="samples that are read at a time, in a stage of their own; None reads a sample in the stage that "
         "decodes it, which takes less processor time",
+    )
+    acquire: Literal["threads", "coroutines"] = Field(
+        default="threads",
+        description='of the stage that reads: "threads" of its own, `read_concurrency` of them, or "coroutines", which '
+        "await obstore, whose native threads read the files",
     )
     transform_concurrency: Count | None = Field(
         default=None, description="samples that are decoded and transformed at a time; None for `num_threads`"
@@ -57,6 +71,16 @@ class SpdlOptions(LoaderOptions):
         description='of images alone: "pil" as other loaders, or "spdl", in which FFmpeg decodes, crops and resizes',
     )
 
+    def model_post_init(self, context: object) -> None:
+        """Check what several arguments say together; raises LoaderConfigError."""
+        super().model_post_init(context)
+        if self.acquire == "coroutines" and self.read_concurrency is None:
+            raise LoaderConfigError("acquire=coroutines: needs read_concurrency, which makes a stage that reads")
+        if self.executor == "process" and self.decode == "spdl":
+            raise LoaderConfigError(
+                "executor=process: FFmpeg's frames of decode=spdl cannot be sent to another process; use decode=pil"
+            )
+
 
 class SpdlEpoch:
     """Runs from when it is made until it is closed."""
@@ -68,7 +92,7 @@ class SpdlEpoch:
         *,
         epoch: int,
         options: SpdlOptions,
-        threads: Executor,
+        executors: Executors,
         start_transfer: Callable[[Collated], InTransfer[Batch]],
         stages: StageTable,
     ) -> None:
@@ -77,18 +101,32 @@ class SpdlEpoch:
         self._work, self._epoch, self._start_transfer, self._stages = work, epoch, start_transfer, stages
         self._expected, self._delivered = len(ids), 0
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
-        self._collate_error: SampleError | None = None
+        self._executors = executors
+        self._error: LoaderError | None = None
+        """What ends the epoch, and is of no sample or of a whole batch."""
         # SPDL drops what fails, up to a number of failures. It also counts the failures of all stages together.
         max_failures = 0 if self._on_error == "raise" else len(ids)
-        common = {"executor": threads, "output_order": options.output_order}
-        reads, transforms = options.read_concurrency, options.transform_concurrency or options.num_threads
-        parts = [("read", self._read, reads), ("transform", self._transform, transforms)]
+        order = options.output_order
         builder: Any = PipelineBuilder().add_source(ids.tolist())
-        for name, run, concurrency in parts if reads else [("load", self._load, transforms)]:
-            builder.pipe(run, name=name, concurrency=concurrency, max_failures=max_failures, **common)
+        for name, run, executor, concurrency in self._stages_of_samples(options):
+            builder.pipe(
+                run,
+                name=name,
+                executor=executor,
+                concurrency=concurrency,
+                max_failures=max_failures,
+                output_order=order,
+            )
         self._pipeline: Pipeline[InTransfer[Batch]] | None = (
             builder.aggregate(options.batch_size)
-            .pipe(self._collate, name="collate", concurrency=options.collate_concurrency, max_failures=0, **common)
+            .pipe(
+                self._collate,
+                name="collate",
+                executor=executors.threads,
+                concurrency=options.collate_concurrency,
+                max_failures=0,
+                output_order=order,
+            )
             .add_sink(options.buffer_size)
             .build(
                 # The threads are the loader's own: SPDL's would keep the process from ending while one of them hangs.
@@ -100,17 +138,33 @@ class SpdlEpoch:
         )
         self._pipeline.start()
 
+    def _stages_of_samples(
+        self, options: SpdlOptions
+    ) -> Iterator[tuple[str, Callable[..., object], Executor | None, int]]:
+        """Yield the name, function, executor and concurrency of each stage; a coroutine function has no executor."""
+        threads, reading, files, processes = self._executors
+        at_a_time = options.transform_concurrency or options.num_threads
+        if options.read_concurrency is not None:
+            read = self._read if files is None else self._acquire
+            yield "read", read, reading, options.read_concurrency
+        name = "load" if options.read_concurrency is None else "transform"
+        if processes is not None:
+            yield name, self._load_in_process, None, at_a_time
+        else:
+            yield name, self._load if name == "load" else self._transform, threads, at_a_time
+
     def next(self) -> InTransfer[Batch] | None:
         """Return the next batch, perhaps still on its way to a GPU, None after the last.
 
-        Raises SampleError naming the sample that failed, or is late, and LoaderError once closed.
+        Raises SampleError naming the sample that failed, or is late, WorkerError naming a process that died, and
+        LoaderError once closed.
         """
         made = self._item()
+        # What SPDL had aggregated when it stopped comes as if it were a batch.
+        if self._error is not None:
+            raise self._error
         if self._on_error == "raise" and self.failed:
-            # What SPDL had aggregated when it stopped comes as if it were a batch.
             raise SampleError(self.failed[0].why)
-        if self._collate_error is not None:
-            raise self._collate_error
         if made is not None:
             self._delivered += len(made.held)
         elif self._delivered + len(self.failed) != self._expected:
@@ -140,12 +194,16 @@ class SpdlEpoch:
                 assert self._timeout_s is not None
                 late = self._work.monitor.overdue(self._timeout_s)
                 if late is not None:
-                    raise self._work.timeout_error(late, f"thread {late.worker}") from None
+                    raise self._timeout_error(late) from None
             except PipelineFailure as failure:
-                if not (self.failed and self._on_error == "raise") and self._collate_error is None:
+                if not (self.failed and self._on_error == "raise") and self._error is None:
                     reasons = "; ".join(str(error) for error in failure.exceptions)
                     raise LoaderError(f"SPDL's pipeline failed: {reasons}") from failure
                 return None
+
+    def _timeout_error(self, late: Stalled) -> SampleTimeoutError:
+        processes = 0 if self._executors.processes is None else self._executors.processes.count
+        return self._work.timeout_error(late, f"{'worker' if late.worker < processes else 'thread'} {late.worker}")
 
     def _load(self, sample_id: int) -> Loaded:
         with self._noting_failure(sample_id):
@@ -156,6 +214,18 @@ class SpdlEpoch:
     def _read(self, sample_id: int) -> Read:
         with self._noting_failure(sample_id):
             return self._work.read(thread_number(), sample_id)
+
+    async def _acquire(self, sample_id: int) -> Read:
+        assert self._executors.files is not None
+        with self._noting_failure(sample_id):
+            return await self._executors.files.read(sample_id)
+
+    async def _load_in_process(self, given: int | Read) -> Loaded:
+        assert self._executors.processes is not None
+        with self._noting_failure(given.sample_id if isinstance(given, Read) else given):
+            loaded = await self._executors.processes.load(self._epoch, given)
+        self._stages.add(loaded.times.seconds())
+        return loaded
 
     def _transform(self, read: Read) -> Loaded:
         with self._noting_failure(read.sample_id):
@@ -170,13 +240,16 @@ class SpdlEpoch:
         except SampleError as error:
             self.failed.append(Failed(sample_id, str(error)))
             raise
+        except LoaderError as error:
+            self._error = self._error or error
+            raise
 
     def _collate(self, loaded: list[Loaded]) -> InTransfer[Batch]:
         began = time.perf_counter_ns()
         try:
             collated = self._work.collate(thread_number(), loaded)
         except SampleError as error:
-            self._collate_error = error
+            self._error = error
             raise
         self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})
         return self._start_transfer(collated)
@@ -218,7 +291,7 @@ def _is_told(record: logging.LogRecord) -> bool:
     """Return whether SPDL logs, with its traceback, what a loader raises or counts anyway."""
     error = record.exc_info[1] if record.exc_info else None
     parts = error.exceptions if isinstance(error, PipelineFailure) else (error,)
-    return all(isinstance(part, SampleError) or isinstance(part and part.__cause__, SampleError) for part in parts)
+    return all(isinstance(part, LoaderError) or isinstance(part and part.__cause__, LoaderError) for part in parts)
 
 
 logging.getLogger(create_task.__module__).addFilter(lambda record: not _is_told(record))

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import multiprocessing.util
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 
 from loaders import ImageTransform, LoaderConfigError, PyTorchLoader, Samples, WorkerError
 from loaders.base import SampleSource
-from loaders.pipeline import WrappedPipeline
+from loaders.pipeline import Data, WrappedPipeline
 
 pytestmark = pytest.mark.process
 
@@ -185,6 +186,29 @@ def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree, after_o
         list(loader.epoch(0))
         watching = signal.getsignal(signal.SIGCHLD)
     assert signal.getsignal(signal.SIGCHLD) != watching
+
+
+@dataclass(frozen=True)
+class OfMany(WrappedPipeline):
+    """Images of samples that carry a listing of so many paths, read by workers that have their parent's folder."""
+
+    listed: int = 0
+    sockets: str = ""
+
+    def read(self, samples: SampleSource, sample_id: int) -> Data:
+        assert isinstance(samples, Samples) and len(samples.listing) == self.listed
+        assert multiprocessing.util.get_temp_dir() == self.sockets
+        return self.of.read(samples, sample_id)
+
+
+def test_workers_that_are_spawned_get_the_listing_of_the_samples_and_make_no_folder(image_tree: Tree) -> None:
+    samples = image_tree(10).with_listing(50_000)
+    assert set(samples.listing) == set(samples.paths) and samples.first(10).listing == ()
+    assert len(pickle.dumps(samples)) > sum(map(len, samples.listing)), "each path is pickled, and not once for all"
+    pipeline = OfMany(TRANSFORM, 50_000, multiprocessing.util.get_temp_dir())
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn", "batch_size": 4, "seed": 0}
+    with PyTorchLoader(samples=samples, transform=pipeline, **options) as loader:
+        assert sorted(int(k) for batch in loader.epoch(0) for k in batch.ids) == list(range(10))
 
 
 def test_more_workers_than_processors_bring_no_warning(image_tree: Tree, recwarn: pytest.WarningsRecorder) -> None:

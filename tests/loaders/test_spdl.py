@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import obstore
+import psutil
 import pytest
 import torch
 
-from loaders import ImageTransform, SampleError, Samples, SpdlLoader
+from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SampleTimeoutError, SpdlLoader
 from loaders.base import SampleSource
 from loaders.pipeline import WrappedPipeline
 from loaders.pipeline.image import epoch_order
@@ -85,6 +89,82 @@ def test_a_late_sample_comes_after_those_that_are_done_unless_the_order_is_that_
         got += epoch
     assert (late in got[0].ids) == (order == "input")
     assert sorted(int(k) for batch in got for k in batch.ids) == list(range(12))
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_coroutines_bring_what_threads_bring_and_read_no_more_at_once(
+    image_tree: Tree, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = image_tree(12)
+    common: dict[str, Any] = {"samples": samples, "transform": TRANSFORM, "batch_size": 12, "seed": 0}
+    with SpdlLoader(**common) as loader:
+        (by_threads,) = loader.epoch(0)
+    at_once: list[int] = []
+    most, get = [0], obstore.get_async
+
+    async def counted(store: Any, path: str) -> Any:
+        at_once.append(1)
+        most[0] = max(most[0], len(at_once))
+        await asyncio.sleep(0.05)
+        try:
+            return await get(store, path)
+        finally:
+            at_once.pop()
+
+    monkeypatch.setattr(obstore, "get_async", counted)
+    with SpdlLoader(**common, acquire="coroutines", read_concurrency=3, output_order=order) as loader:
+        for _ in range(2):  # an epoch has an event loop of its own
+            (batch,) = loader.epoch(0)
+            assert torch.equal(batch.data[batch.ids.argsort()], by_threads.data[by_threads.ids.argsort()])
+        assert loader.stats().details["read_count"] == 24
+    assert most == [3]
+
+
+def test_a_file_that_a_coroutine_cannot_read_is_named(image_tree: Tree) -> None:
+    samples = image_tree(12)
+    samples.path(3).unlink()
+    options: dict[str, Any] = {"acquire": "coroutines", "read_concurrency": 2, "batch_size": 4, "seed": 0}
+    with (
+        SpdlLoader(samples=samples, transform=TRANSFORM, **options) as loader,
+        pytest.raises(SampleError, match=rf"sample 3 \({samples.path(3)}\) cannot be read: .*{samples.path(3).name}"),
+    ):
+        list(loader.epoch(0))
+
+
+@dataclass(frozen=True)
+class Hanging(WrappedPipeline):
+    """Images of which one hangs in decoding."""
+
+    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> Any:
+        if sample_id == 3:
+            time.sleep(60)
+        return self.of.decode(encoded, samples, sample_id)
+
+
+@pytest.mark.process
+def test_a_sample_that_hangs_in_a_process_is_named_and_the_process_killed(image_tree: Tree) -> None:
+    others = psutil.Process().children()
+    options: dict[str, Any] = {"executor": "process", "num_threads": 2, "batch_size": 4, "seed": 0}
+    loader = SpdlLoader(samples=image_tree(12), transform=Hanging(TRANSFORM), sample_timeout_s=2.0, **options)
+    with pytest.raises(SampleTimeoutError, match=r"sample 3 \(.*\) is in decode for .* in worker \d"):
+        list(loader.epoch(0))
+    left = [child for child in psutil.Process().children() if child not in others]
+    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acquire": "coroutines"}, "acquire=coroutines: needs read_concurrency"),
+        ({"acquire": "coroutines", "read_concurrency": 2, "transform": "own"}, "Watched has a `read` of its own"),
+        ({"executor": "process", "decode": "spdl"}, "executor=process: .*use decode=pil"),
+        ({"executor": "process", "transform": "own"}, "executor=process: .*cannot be sent to another process"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused_by_name(image_tree: Tree, options: dict[str, Any], message: str) -> None:
+    transform = Watched(TRANSFORM) if options.pop("transform", None) else TRANSFORM
+    with pytest.raises(LoaderConfigError, match=message):
+        SpdlLoader(samples=image_tree(2), transform=transform, batch_size=2, seed=0, **options)
 
 
 def test_a_failure_is_raised_and_not_logged_as_well(image_tree: Tree, caplog: pytest.LogCaptureFixture) -> None:

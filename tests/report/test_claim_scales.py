@@ -17,7 +17,6 @@ IN_NO_SCALE = {
     "emlio_fig7_slower_when_near": "the link is not faster than a serialising thread, as the paper's is",
     "emlio_fig8_throughput_0.1ms": "the link is not faster than one stream, as the paper's is",
     "emlio_fig8_throughput_1ms": "the link is not faster than one stream, as the paper's is",
-    "spdl_table2_grows": "the claim is of a million files, as dataset.root=/data/imagenet/train has",
 }
 """Claims that no scale judges, on whatever machine, and why."""
 

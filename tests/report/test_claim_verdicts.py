@@ -413,6 +413,14 @@ def test_a_claim_on_reordering_needs_batches_that_were_reordered() -> None:
     assert evaluate(claim, many).verdict == PASS
 
 
+def test_a_claim_on_a_list_of_paths_needs_one_that_is_as_long() -> None:
+    claim = replace(FASTER, needs=Needs(listed=10**6))
+    few = [replace(one, labels={**one.labels, "samples": 200, "listed": None}) for one in BOTH]
+    assert evaluate(claim, few).reason == "a list of 200 paths, where the claim needs 1000000"
+    many = [replace(one, labels={**one.labels, "listed": 10**6}) for one in few]
+    assert evaluate(claim, many).verdict == PASS
+
+
 def test_an_experiment_that_is_not_to_be_judged_has_no_claims(build_sweep: Callable[..., Any]) -> None:
     builder = build_sweep(figures=("spdl_table2",))
     assert judge(read_results(builder.write()))

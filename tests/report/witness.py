@@ -121,7 +121,7 @@ def _write_out(selection: Mapping[str, object]) -> Iterator[dict[str, object]]:
 def _make_rows(definition: Definition, labels: dict[str, object], number: float) -> Iterator[ClaimRow]:
     needs, key = definition.needs, " ".join(f"{name}={value}" for name, value in labels.items())
     values = {"duration_s": max(10.0, needs.epoch_s), "cpu_j": 1.0, "gpu_j": 1.0, "reordered_share": 1.0}
-    labels = {"samples": needs.samples, "sample_kb": sum(needs.sample_kb) / 2, **labels}
+    labels = {"samples": needs.samples, "listed": needs.listed or None, "sample_kb": sum(needs.sample_kb) / 2, **labels}
     for repeat in range(1, max(2, needs.repeats) + 1):
         for epoch in range(1, needs.settled + 2):
             yield ClaimRow(

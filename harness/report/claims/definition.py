@@ -33,6 +33,8 @@ class Needs(Section):
     """Least number of real accelerators of a cell's ranks; where a board is named, their number."""
     samples: int = Field(default=1, ge=1)
     """Least number of samples of an epoch."""
+    listed: int = Field(default=0, ge=0)
+    """Least number of paths of the list that a loader's samples carry: `loaders.KEY.listed`, or an epoch's samples."""
     sample_kb: list[float] = Field(default=[], min_length=2, max_length=2, description="a least and a greatest size")
     """Least and greatest mean size of an epoch's samples, in kB; without, any."""
     epoch_s: float = Field(default=0.0, ge=0)

@@ -23,7 +23,8 @@ class ClaimRow:
     epoch: int
     labels: Mapping[str, object]
     """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, ranks, the setting of a
-    sweep, and the config's keys as "loader.num_workers"; `sample_kb`, the mean size of its samples; and `rate_gbit`,
+    sweep, and the config's keys as "loader.num_workers"; `sample_kb`, the mean size of its samples; `listed`, the paths
+    of the list that its samples carry, None for theirs alone; and `rate_gbit`,
     the rate of its regime, where that has a link."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
@@ -113,6 +114,7 @@ def label_cell(experiment: Experiment, loader: str, workload: str, regime: str) 
         **{f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()},
         "workload": workload,
         "loader": experiment.loaders[loader].base,
+        "listed": experiment.loaders[loader].listed,
         "regime": regime,
         "rtt_ms": experiment.regimes[regime].rtt_ms,
         "rate_gbit": experiment.regimes[regime].rate_gbit,

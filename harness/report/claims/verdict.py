@@ -196,6 +196,8 @@ def _lacking(definition: Definition, found: _ClaimValue) -> str:
     lacking += _other_boards(needs, rows)
     if (samples := min(_count(row.labels.get("samples")) for row in rows)) < needs.samples:
         lacking.append(f"an epoch of {samples} samples, where the claim needs {needs.samples}")
+    if (listed := min(_count(row.labels.get("listed") or row.labels.get("samples")) for row in rows)) < needs.listed:
+        lacking.append(f"a list of {listed} paths, where the claim needs {needs.listed}")
     if needs.sample_kb and (others := _find_other_size(needs.sample_kb, rows)):
         lacking.append(others)
     shortest = min(median(row.values.get("duration_s", 0.0) for row in one.rows) for one in found.samples)

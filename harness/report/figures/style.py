@@ -28,6 +28,7 @@ LOADER_COLOURS = {
     "dali_emlio": "#7fb0dd",
     "spdl": "#2f9e8a",
     "spdl_stages": "#8fcfc2",
+    "spdl_process": "#4f7f78",
     "fixed": INK,
     "streaming": "#8a5fb0",
     "streaming_emlio": "#b79ad0",

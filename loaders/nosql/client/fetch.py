@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -45,6 +46,8 @@ class RowTraffic:
     asked_again: int = 0
     late: int = 0
     """Rows that arrived after their epoch was broken off, and were dropped."""
+    early_nbytes: int = 0
+    """Bytes that arrived before their epoch began."""
     by_connection: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes that arrived on each connection."""
 
@@ -81,10 +84,20 @@ class RowFetch:
         options: NoSQLOptions,
         traffic: RowTraffic,
         arrivals: ArrivalLog | None = None,
+        make_next: Callable[[], RowFetch] | None = None,
     ) -> None:
-        """Start to ask for the samples `ids`, in this order."""
-        self._database, self._ids, self._epoch, self._options, self._traffic = database, ids, epoch, options, traffic
-        self._arrivals = arrivals
+        """Ask for none of the samples `ids` yet; `begin` does it, in this order.
+
+        `make_next` returns the fetch of the next epoch, whose rows this one has asked for as far as it has room itself.
+        """
+        self._database, self._ids, self.epoch, self._options, self._traffic = database, ids, epoch, options, traffic
+        self._arrivals, self._make_next = arrivals, make_next
+        self.following: RowFetch | None = None
+        """The fetch of the next epoch, once it has asked for a row."""
+        self._allowed: int | None = 0
+        """How many rows may be asked for before the epoch begins; None from then on."""
+        self._earlier = 0
+        """Rows that were taken of the epochs before, since when the prefetch is full."""
         self._changed = threading.Condition()
         self._open: dict[int, _Slots] = {}
         self._under_way: dict[int, int] = {}
@@ -92,11 +105,19 @@ class RowFetch:
         self._load = [0] * database.connections
         self._repeat: list[tuple[float, int, int, int]] = []
         """Rows to ask for again: when, place, attempts, and how many of these the database answered with an error."""
-        self._asked = self._arrived = self._taken = 0
+        self._asked = self._arrived = self._taken = self._nbytes = 0
         self._last_arrival = time.monotonic()
         self._last_error: Exception | None = None
         self._error: StreamError | None = None
         self._closed = False
+
+    def begin(self, before: RowFetch | None = None) -> None:
+        """Begin the epoch; where the one `before` has asked for rows of it, the prefetch stays as deep as it was."""
+        with self._changed:
+            self._allowed = None
+            if before is not None:
+                self._earlier = before._earlier + before._taken
+                self._traffic.early_nbytes += self._nbytes
         self._ask()
 
     def next(self, wait: bool) -> RawBatch | None:
@@ -130,6 +151,7 @@ class RowFetch:
                     self._changed.wait(until - now)
             self._ask()
         self._ask()
+        self._ask_ahead()
         return self._finish(number, slots)
 
     def close(self) -> None:
@@ -151,6 +173,29 @@ class RowFetch:
                 partial(self._fail, place, attempts, failures),
             )
 
+    def _ask_ahead(self) -> None:
+        """Have the next epoch's fetch ask for as many rows as this one's prefetch has room for."""
+        with self._changed:
+            asked_all, room = self._asked == len(self._ids), self._depth() - (self._asked - self._taken)
+        if self._make_next is None or not asked_all:
+            return
+        if self.following is None:
+            self.following = self._make_next()
+        self.following._allow(room)
+
+    def _allow(self, rows: int) -> None:
+        with self._changed:
+            self._allowed = rows
+        self._ask()
+
+    def _depth(self) -> int:
+        return self._options.depth(self._earlier + self._taken)
+
+    def _has_room(self) -> bool:
+        """Return whether a row of the epoch may be asked for that was not yet."""
+        most = self._taken + self._depth() if self._allowed is None else self._allowed
+        return self._asked < min(len(self._ids), most)
+
     def _choose(self) -> tuple[int, int, int, int] | None:
         """Return place, attempts, failures and connection of the next request; None where none may be made now."""
         options = self._options
@@ -163,7 +208,7 @@ class RowFetch:
             if self._repeat and self._repeat[0][0] <= time.monotonic():
                 _, place, attempts, failures = heapq.heappop(self._repeat)
                 self._traffic.asked_again += 1
-            elif self._asked < len(self._ids) and self._asked - self._taken < options.depth(self._taken):
+            elif self._has_room():
                 place, attempts, failures = self._asked, 0, 0
                 self._asked += 1
             else:
@@ -189,9 +234,10 @@ class RowFetch:
             (row,) = rows
             assert row.record is not None
             traffic.nbytes += len(row.record)
+            self._nbytes += len(row.record)
             traffic.by_connection[connection] += len(row.record)
             if self._arrivals is not None:
-                self._arrivals.count(self._epoch, connection, len(row.record))
+                self._arrivals.count(self.epoch, connection, len(row.record))
             at = self._arrived if self._options.out_of_order else place
             self._arrived += 1
             number, slot = divmod(at, size)
@@ -201,7 +247,7 @@ class RowFetch:
             if not self._open[number].left:
                 self._changed.notify_all()
             # With the prefetch at its depth rows are asked for when a batch is taken.
-            has_room = self._asked < len(self._ids) and self._asked - self._taken < self._options.depth(self._taken)
+            has_room = self._has_room()
         if has_room:
             self._ask()
 
@@ -255,7 +301,7 @@ class RowFetch:
         frame_of = np.arange(len(slots.ids))
         frames = tuple(slots.frames)
         return RawBatch(
-            self._epoch, number, slots.ids, slots.labels, frames, frame_of, slots.offsets, slots.sizes, slots.checksums
+            self.epoch, number, slots.ids, slots.labels, frames, frame_of, slots.offsets, slots.sizes, slots.checksums
         )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import pickle
-import random
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.queues import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +18,9 @@ import torch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.pipeline import Item, Pipeline, StageTimes, stage_name
 from loaders.records.decoding.decoder import DecodedBatch, collate_batch
+from loaders.records.decoding.pool import begin_numbered_worker, kill_workers, pickle_items
 from loaders.records.decoding.received import ReceivedSample, ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
-from loaders.records.workers import begin_worker
 from loaders.shared.options import OnError
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import StallMonitor
@@ -165,8 +163,7 @@ class ProcessDecoder:
     def interrupt(self) -> None:
         """End the processes, and so a `collect` that waits for them."""
         if self._pool is not None:
-            for process in list((self._pool._processes or {}).values()):  # no public way before Python 3.14
-                process.kill()
+            kill_workers(self._pool)
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes, at once if `kill`; the next batch submitted starts others."""
@@ -180,15 +177,6 @@ class ProcessDecoder:
 
 def _worker_error() -> WorkerError:
     return WorkerError("a decoding process was killed, by lack of memory perhaps; use fewer (num_threads)")
-
-
-class _Pickler(pickle.Pickler):
-    """Sends tensors as arrays, which are copied once."""
-
-    def reducer_override(self, value: object) -> Any:
-        if type(value) is torch.Tensor and value.device.type == "cpu" and value.dtype != torch.bfloat16:
-            return torch.from_numpy, (value.detach().contiguous().numpy(),)
-        return NotImplemented
 
 
 class _DecodingWorker(NamedTuple):
@@ -207,14 +195,7 @@ _refusal = ""
 
 def _begin(pickled: bytes, seed: int, numbers: SimpleQueue[int], monitor: StallMonitor) -> None:
     global _worker, _refusal  # noqa: PLW0603 - one worker a process
-    begin_worker()
-    torch.set_num_threads(1)
-    number = numbers.get()
-    # A callable may draw from the process's own generators, which start alike in every process.
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
-    random.seed(own)
-    np.random.seed(own)
-    torch.manual_seed(own)
+    number = begin_numbered_worker(seed, numbers)
     try:
         _worker = _DecodingWorker(pickle.loads(pickled), seed, number, monitor)  # noqa: S301
     except Exception as error:  # noqa: BLE001 - the modules of a pipeline may raise anything
@@ -238,12 +219,10 @@ def _decode(epoch: int, records: Sequence[_RecordToDecode]) -> bytes:
             done.append(_DecodedSample(loaded.item, loaded.ns, ""))
         except SampleError as error:
             done.append(_DecodedSample(None, 0, str(error)))
-    content = io.BytesIO()
     try:
-        _Pickler(content, protocol=5).dump(done)
+        return pickle_items(done)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise LoaderError(
             f"decode=torch-process: the items of the pipeline cannot be sent to another process: {error}; "
             "use decode=torch, whose threads need no copy"
         ) from error
-    return content.getvalue()

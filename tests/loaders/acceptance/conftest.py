@@ -154,6 +154,17 @@ TABLE = {
         ("image",),
         grey_levels=2.0,
     ),
+    "spdl_process": Entry(
+        "loaders.SpdlLoader",
+        {
+            "num_threads": 2,
+            "executor": "process",
+            "output_order": "input",
+            "read_concurrency": 2,
+            "acquire": "coroutines",
+        },
+        ("image",),
+    ),
     "records": Entry(ShardLoader, {"decode": "torch"}, server="files"),
     "nosql": Entry("loaders.nosql.NoSQLLoader", {"decode": "torch", "out_of_order": False}, server="database"),
     # With images alone: every one of its loaders starts a process that imports torch, in 2 s of a core.
@@ -214,13 +225,17 @@ QUICK = (
     "test_a_damaged_sample_is_named",
 )
 """What is tested in every run of the loaders with a server of their own; the rest of them takes long."""
+QUICKEST = tuple(name for name in QUICK if "ranks" not in name and "seed" not in name)
+"""The same of processes that import torch whenever a loader is made: those of these tests that make one loader."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the other tests of the loaders whose servers and processes take seconds to start."""
     for item in items:
         id_ = getattr(getattr(item, "callspec", None), "id", "")
-        if any(loader in id_ for loader in ("mosaic", "nosql", "tfdata")) and not item.name.startswith(QUICK):
+        servers = any(loader in id_ for loader in ("mosaic", "nosql", "tfdata"))
+        quick = QUICK if servers else QUICKEST
+        if (servers or "spdl_process" in id_) and not item.name.startswith(quick):
             item.add_marker(pytest.mark.slow)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -102,6 +103,8 @@ def is_left(process: psutil.Process) -> bool:
 def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(any_loader, make_images, serve):
     data = make_images(60, shards=any_loader.entry.streams)
     served = serve(any_loader.entry, data)
+    # Python starts it with the first process that is spawned, and it is no worker.
+    resource_tracker.ensure_running()
     others = psutil.Process().children()
     with any_loader.entry.make(data, data.pipeline, served, batch_size=2) as loader:
         epoch = loader.epoch(0)

@@ -246,6 +246,30 @@ def test_rows_of_an_epoch_that_was_broken_off_are_dropped(database) -> None:
         assert loader.stats().details["late"]
 
 
+@orders
+def test_the_next_epochs_first_rows_come_before_it_begins_and_no_row_twice(database, out_of_order) -> None:
+    endpoint, options = database.table().endpoint, {"slow_start": 0, "out_of_order": out_of_order}
+    with load(endpoint, **options) as usual:
+        assert "next epoch" not in usual.notes[-1]
+        assert ids_of([*usual.epoch(0), *usual.epoch(1)]) == sorted([*range(COUNT), *range(COUNT)])
+        assert usual.stats().details["early_bytes"] == 0
+    with load(endpoint, across_epochs=True, **options) as loader:
+        assert "next epoch" in loader.notes[-1]
+        for epoch in range(3):
+            assert ids_of(list(loader.epoch(epoch))) == list(range(COUNT))
+            deadline = time.monotonic() + 30
+            while len(loader._fetch.following._under_way) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        stats = loader.stats().details
+        assert loader._fetch.following._asked == 2 * 8, "as many as the prefetch has room for"
+        assert 0 < stats["early_bytes"] < stats["wire_bytes"]
+        assert stats["late"] == 0
+        # Another epoch than that of which rows were asked for.
+        assert ids_of(list(loader.epoch(7))) == list(range(COUNT))
+        assert ids_of(list(loader.epoch(8))) == list(range(COUNT))
+        assert loader.stats().details["asked_again"] == 0
+
+
 def test_arguments_that_cannot_be_are_refused_by_name() -> None:
     for wrong, message in (
         ({"endpoint": "tcp://127.0.0.1:1"}, "endpoint='tcp://127.0.0.1:1': expected cassandra://HOST:PORT/"),
