@@ -26,6 +26,7 @@ from loaders.pipeline.speech import SpeechPipeline
 from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.options import Count, LoaderOptions, takes_options
 from loaders.shared.processor import SampleProcessor
+from loaders.shared.threads import close_at_exit
 
 Operators: TypeAlias = Literal["native", "python"]
 """Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
@@ -115,6 +116,7 @@ class DaliLoader(ThreadedLoader):
             device=self._device,
             prefetch_queue_depth=options.prefetch_queue_depth,
         )
+        close_at_exit(self)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         engine = self._engine

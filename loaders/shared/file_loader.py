@@ -20,7 +20,7 @@ from loaders.shared.options import LoaderOptions
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.stage_table import StageTable
-from loaders.shared.threads import DaemonThreads, close_at_exit
+from loaders.shared.threads import DaemonThreads
 
 
 class FileLoader(Closing):
@@ -134,12 +134,14 @@ class ThreadedLoader(FileLoader):
     """The threads' names begin with it."""
 
     def __init__(self, samples: Samples, options: LoaderOptions, *, num_threads: int) -> None:
-        """Check what FileLoader does; raise LoaderConfigError."""
+        """Check what FileLoader does; raise LoaderConfigError.
+
+        A subclass calls `close_at_exit` when it can be closed.
+        """
         super().__init__(samples, options)
         self._num_threads = num_threads
         self._stages = StageTable()
         self._threads: DaemonThreads | None = None
-        close_at_exit(self)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for the engine.

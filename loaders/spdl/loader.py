@@ -14,7 +14,7 @@ from loaders.shared.device import DeviceTransfer
 from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.options import takes_options
 from loaders.shared.processor import SampleProcessor
-from loaders.shared.threads import DaemonThreads
+from loaders.shared.threads import DaemonThreads, close_at_exit
 from loaders.spdl.epoch import SpdlEpoch, SpdlOptions
 from loaders.spdl.executors import CoroutineFiles, Executors, LoadProcesses
 
@@ -76,6 +76,7 @@ class SpdlLoader(ThreadedLoader):
         self._reading: DaemonThreads | None = None
         self._transfer = DeviceTransfer(self._device)
         self._running: SpdlEpoch | None = None
+        close_at_exit(self)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         self._stop()

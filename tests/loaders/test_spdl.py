@@ -161,10 +161,15 @@ def test_a_sample_that_hangs_in_a_process_is_named_and_the_process_killed(image_
         ({"executor": "process", "transform": "own"}, "executor=process: .*cannot be sent to another process"),
     ],
 )
-def test_stages_that_cannot_be_are_refused_by_name(image_tree: Tree, options: dict[str, Any], message: str) -> None:
-    transform = Watched(TRANSFORM) if options.pop("transform", None) else TRANSFORM
+def test_stages_that_cannot_be_are_refused_by_name(
+    image_tree: Tree, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+) -> None:
+    closed_at_exit: list[object] = []
+    monkeypatch.setattr("loaders.shared.threads.Finalize", lambda what, *_, **__: closed_at_exit.append(what))
+    transform = Watched(TRANSFORM) if "transform" in options else TRANSFORM
     with pytest.raises(LoaderConfigError, match=message):
-        SpdlLoader(samples=image_tree(2), transform=transform, batch_size=2, seed=0, **options)
+        SpdlLoader(samples=image_tree(2), batch_size=2, seed=0, **options | {"transform": transform})
+    assert not closed_at_exit, "a loader that was not made has nothing to close"
 
 
 def test_a_failure_is_raised_and_not_logged_as_well(image_tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
