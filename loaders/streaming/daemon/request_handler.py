@@ -12,9 +12,10 @@ import zmq
 
 from loaders.errors import DamagedError, WireError
 from loaders.streaming.daemon.counters import DaemonCounters, Log
-from loaders.streaming.daemon.send_budget import Name, Reservation, SendBudget
+from loaders.streaming.daemon.send_budget import MAX_OWNED_BYTES, Name, Reservation, SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import Answer, ShardStore
+from loaders.streaming.memory import keep_freed_memory
 from loaders.streaming.protocol import (
     MAX_PADDING,
     Buffer,
@@ -78,6 +79,8 @@ class RequestHandler:
         self._store, self._socket, self._budget, self._counters = store, socket, budget, counters
         self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
+        # All threads allocate from one arena, so that the kept memory does not grow with their number.
+        keep_freed_memory(MAX_OWNED_BYTES, arenas=1)
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
         self._serializers = ThreadPoolExecutor(threads, "streaming-serializer")
         self._loaded: deque[_BatchAnswer] = deque()

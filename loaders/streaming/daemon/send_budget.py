@@ -19,7 +19,7 @@ from loaders.streaming.protocol import Buffer
 
 _SHARE_BYTES = 4 * 2**20
 """A client with fewer bytes under way gets a further answer."""
-_MAX_OWNED_BYTES = 64 * 2**20
+MAX_OWNED_BYTES = 64 * 2**20
 """Requests wait while answers of all clients own so many bytes that are no views of shards."""
 _MAX_OWNED_OF_CLIENT = 16 * 2**20
 """The same for one client, where a number of messages is its limit."""
@@ -92,7 +92,7 @@ class SendBudget:
     def has_room(self, name: Name) -> bool:
         """Return whether a client may get one more answer now and has no older request that waits."""
         client = self._clients.get(name)
-        return self.owned < _MAX_OWNED_BYTES and (client is None or (self._is_below(client) and not client.waiting))
+        return self.owned < MAX_OWNED_BYTES and (client is None or (self._is_below(client) and not client.waiting))
 
     def _is_below(self, client: _Client) -> bool:
         """Return whether a client has less under way than it may have."""
@@ -122,7 +122,7 @@ class SendBudget:
         taken = []
         for name in list(self._waiting):
             client = self._clients[name]
-            if self.owned < _MAX_OWNED_BYTES and self._is_below(client):
+            if self.owned < MAX_OWNED_BYTES and self._is_below(client):
                 taken.append((name, self._pop_request(name, client)))
         return taken
 

@@ -21,8 +21,9 @@ import zmq
 from joulefeed.closing import Closing
 from loaders.errors import LoaderError, StreamError
 from loaders.records.planner import EpochPlan
+from loaders.streaming.memory import keep_freed_memory
 from loaders.streaming.protocol import ServedShard, ShardCatalog
-from loaders.streaming.receiver.remote_daemon import RemoteDaemon, keep_freed_memory
+from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 from loaders.streaming.receiver.stream import DaemonStream, take_messages
 from loaders.streaming.settings import MAX_PREFETCH, StreamSettings
 
@@ -143,7 +144,7 @@ class DaemonConnections(Closing):
 
         Raises StreamError naming the endpoint when nothing answers in time, and naming a shard that two daemons serve.
         """
-        keep_freed_memory()
+        keep_freed_memory(_MAX_BYTES)
         self.settings = settings
         self.counters = ReceiverCounters()
         self.sequence = itertools.count()

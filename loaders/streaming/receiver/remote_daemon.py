@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -36,10 +34,6 @@ from loaders.streaming.protocol import (
 from loaders.streaming.receiver.stream import DaemonStream, Silence, take_messages
 from loaders.streaming.settings import StreamSettings, check_endpoint
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_TOP_PAD: Final = -2
-_M_MMAP_THRESHOLD: Final = -3
-_MIB: Final = 2**20
 _RTT_TRIES: Final = 5
 _NEAR_S: Final = 0.02
 """A round trip near by is measured several times, because both processes may wait for a CPU meanwhile."""
@@ -172,21 +166,6 @@ def unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memo
         return unpack_answer([frame.buffer for frame in frames])
     except WireError as error:
         raise WireError(f"{endpoint} sent a malformed answer: {error}") from error
-
-
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Have the C library keep freed memory for frames, up to 512 MiB; return whether it can do so.
-
-    ZeroMQ allocates every frame. glibc maps large ones each time, and the kernel clears their pages, which costs as
-    much as receiving a third of them (mallopt(3)). 32 MiB is the largest threshold that glibc takes.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = {_M_MMAP_THRESHOLD: 32 * _MIB, _M_TRIM_THRESHOLD: 512 * _MIB, _M_TOP_PAD: 64 * _MIB}
-    return all([bool(mallopt(name, value)) for name, value in settings.items()])
 
 
 def _exchange(stream: DaemonStream, request: Request, timeout_s: float) -> Reply:
