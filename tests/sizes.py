@@ -42,9 +42,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 66_300,
-    "core": 44_800,
-    "tests": 43_200,
+    "packages": 68_300,
+    "core": 46_000,
+    "tests": 44_000,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_500,
 }
