@@ -1,0 +1,231 @@
+"""How true a joule is: what a sensor was found to sample, what its maker and others say of it, and the state file.
+
+The bound of a window's error says when the sensor was read. The accuracy says what the sensor itself does not see.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from energymon.clock.monotonic import NS
+from energymon.errors import StoreError
+from energymon.reading import COUNTERS, ESTIMATE
+
+STATE: Final = "ENERGYMON_STATE"
+"""Environment variable that names the folder of calibrations.json."""
+_FILE: Final = "calibrations.json"
+_SHARED: Final = Path("/var/lib/energymon")
+_APART: Final = 0.1
+"""A counter and a power that differ by more than this share contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a load of known edges showed of one source of a device."""
+
+    device: str
+    """"gpu-0", "package-0"."""
+    domain: str
+    source: str
+    model: str
+    """The board's or the processor's name."""
+    uuid: str
+    """Of a board; "" for others."""
+    driver: str
+    """The driver's version, or the kernel's release."""
+    update_ms: float
+    """Mean time between updates."""
+    read_ms: float
+    """Median time between two readings: no time below is known better."""
+    window_ms: float | None
+    """How much time a value is the mean of; None where the value does not follow the load."""
+    duty: float | None
+    """Share of the time that is sampled, 0 to 1; below 1 the sensor is part-time."""
+    delay_ms: float | None
+    """From the end of that window until the value is seen."""
+    idle_w: float
+    busy_w: float
+    misfit: float
+    """Mean deviation of the values from the model over that from their median: 0 is a perfect fit, 1 is none."""
+    updates: int
+    """How many updates were seen."""
+    ratio: float | None = None
+    """Of a counter: its power under steady load over that of the device's power source; None without one."""
+
+    @property
+    def swing_w(self) -> float:
+        """How far apart idle and busy power are, W."""
+        return abs(self.busy_w - self.idle_w)
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How far the joules of a source may be from the true ones, the time of its readings apart."""
+
+    share: float | None
+    """Of the joules; None where nobody documents it."""
+    unseen_w: float
+    """For the time that is not sampled, W: the power may have been anything between idle and busy meanwhile."""
+    edge_j: float
+    """For the delay at both edges of a window, J."""
+    origin: str
+    """Where these are from, or why they are unknown."""
+
+    def error_j(self, joules: float, span_ns: int) -> float | None:
+        """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown."""
+        if self.share is None:
+            return None
+        # No part of the unseen time can have used more than the span's swing.
+        return self.share * abs(joules) + self.unseen_w * span_ns / NS + self.edge_j
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A line of the table."""
+
+    model: str
+    """Regular expression of the board's name."""
+    share: float
+    """Error of steady power."""
+    duty: float | None
+    """Share of the time that its instant power samples; None where it is not published."""
+    origin: str
+
+
+_STUDY: Final = "arXiv 2312.02741"
+_TABLE: Final = (
+    _Known(r"\b(A100|H100)\b", 0.05, 0.25, f"± 5 % of steady power and 25 % of the time sampled: {_STUDY}"),
+    _Known(r"\bH200\b", 0.05, None, f"± 5 % of steady power: {_STUDY}, of the H100, which has the same chip"),
+    _Known(
+        r"\b(Tesla [KMPV]\d+|[PV]100|T4|A[24-9]\d*|A[13]0|RTX A\d+|GTX|TITAN|RTX [234]0\d\d)\b",
+        0.05,
+        None,
+        f"± 5 % of steady power: {_STUDY}",
+    ),
+)
+"""What is published of a board. nvml.h documents ± 5 % for Fermi and Kepler alone, and nothing for later boards."""
+_NO_RAPL: Final = "no error is documented for RAPL (Intel SDM vol. 3B, 15.10); compare it with a meter at the wall"
+_NO_BOARD: Final = "no error of this board is published"
+_ASK: Final = "run `python -m energymon calibrate`"
+
+
+def accuracy_of(source: str, model: str, found: Calibration | None, interval_ns: int) -> Accuracy:
+    """Return the accuracy of a source.
+
+    Args:
+        source: One of reading.DIRECTNESS, no estimate.
+        model: The board's name; "" for a processor.
+        found: Its calibration, where there is one.
+        interval_ns: Time between two ticks, ns: power is seen at the ticks alone.
+    """
+    known = next((row for row in _TABLE if re.search(row.model, model)), None)
+    why = ""
+    if source.startswith("rapl"):
+        why = _NO_RAPL
+    elif known is None:
+        why = _NO_BOARD
+    elif found is None:
+        unseen = f"; {known.duty:.0%} of the time is sampled" if known.duty and source == "nvml-power" else ""
+        why = f"what {source} samples is not known here{unseen}: {_ASK}"
+    elif found.window_ms is None:
+        why = f"{source} did not follow the load of the calibration"
+    elif source in COUNTERS and found.ratio is None:
+        why = "nothing was beside the counter to compare it with in the calibration"
+    elif found.ratio is not None and abs(found.ratio - 1) > _APART:
+        why = f"the counter shows {found.ratio:.2f} times the board's own power"
+    if why or known is None or found is None:
+        return Accuracy(None, 0.0, 0.0, why)
+    return _calibrated(known, found, interval_ns)
+
+
+def _calibrated(known: _Known, found: Calibration, interval_ns: int) -> Accuracy:
+    window_ms, seen, late_ms = found.window_ms or 0.0, found.duty or 0.0, found.delay_ms or 0.0
+    share = known.share
+    if found.ratio is not None:
+        share += abs(found.ratio - 1)
+    else:
+        # Two readings may show the same update, and each stands for all of the time until the next.
+        seen *= min(1.0, window_ms / (found.update_ms + 2 * interval_ns / 1e6))
+        late_ms += window_ms
+    unseen_w = (1 - seen) * found.swing_w
+    return Accuracy(share, unseen_w, found.swing_w * late_ms / 1e3, f"{known.origin}; sampling: calibrated")
+
+
+def with_accuracy(
+    described: Mapping[str, Any], calibrations: Mapping[str, Calibration], interval_ns: int
+) -> dict[str, Any]:
+    """Return what a sensor says of itself with the accuracy of each channel, JSON types only."""
+    driver = described.get("driver", "")
+    channels = []
+    for one in described.get("channels", ()):
+        found = best_calibration(calibrations, one["device"], one["domain"], one["source"], one.get("uuid", ""), driver)
+        known = accuracy_of(one["source"], one.get("model", ""), found, interval_ns)
+        channels.append(one if one["source"] == ESTIMATE else {**one, "accuracy": asdict(known)})
+    return {**described, "channels": channels}
+
+
+def best_calibration(
+    calibrations: Mapping[str, Calibration], device: str, domain: str, source: str, uuid: str, driver: str
+) -> Calibration | None:
+    """Return the calibration of a source of a device with this driver; None without one.
+
+    A board is known by its UUID. A processor is known by its place, and its driver is not compared.
+    """
+    for one in calibrations.values():
+        same = (one.uuid, one.driver) == (uuid, driver) if uuid else one.device == device
+        if same and (one.domain, one.source) == (domain, source):
+            return one
+    return None
+
+
+def state_folder() -> Path:
+    """Return the folder that calibrations are written to: ENERGYMON_STATE, /var/lib/energymon for root, or the user's.
+
+    The user's is energymon below XDG_STATE_HOME, or ~/.local/state without it.
+    """
+    if named := os.environ.get(STATE):
+        return Path(named)
+    if os.geteuid() == 0:
+        return _SHARED
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "energymon"
+
+
+def load_calibrations() -> dict[str, Calibration]:
+    """Return the calibrations of this host by device, domain and source; a user has root's too, unless STATE is set.
+
+    Raises StoreError for a file that holds something else.
+    """
+    found: dict[str, Calibration] = {}
+    for folder in (state_folder(),) if os.environ.get(STATE) else (_SHARED, state_folder()):
+        path = folder / _FILE
+        try:
+            stored = json.loads(path.read_text())["calibrations"]
+            names = {field.name for field in fields(Calibration)}
+            found |= {key: Calibration(**{k: v for k, v in one.items() if k in names}) for key, one in stored.items()}
+        except (FileNotFoundError, PermissionError):
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"{path}: holds no calibrations ({error!r}); remove it and run calibrate again") from error
+    return found
+
+
+def save_calibrations(new: Mapping[str, Calibration]) -> Path:
+    """Add calibrations to the file, which another replaces whole; return its path. Raises OSError and StoreError."""
+    folder = state_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _FILE
+    merged = {**load_calibrations(), **new}
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=_FILE, delete=False) as fresh:
+        json.dump({"calibrations": {key: asdict(one) for key, one in sorted(merged.items())}}, fresh, indent=1)
+        fresh.flush()
+        os.fsync(fresh.fileno())
+        os.fchmod(fresh.fileno(), 0o644)
+    Path(fresh.name).replace(path)
+    return path
