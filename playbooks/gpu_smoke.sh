@@ -1,6 +1,7 @@
 #!/bin/sh
-# A short check of everything that needs an NVIDIA GPU: its energy sensor and what that samples of a known load, whose
-# readings stay in results/gpu_calibration, the tests with the marker `gpu`, and two epochs of every loader that end on the device, DALI's decoding on it too. It fails where a row is not valid.
+# A short check of everything that needs an NVIDIA GPU: its energy sensor and what that samples of a known load (the
+# readings stay in results/gpu_calibration), the tests with the marker `gpu`, and two epochs of every loader that end on
+# the device, DALI's decoding on it too. It fails where a row is not valid.
 set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python

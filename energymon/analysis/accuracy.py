@@ -59,6 +59,12 @@ class Calibration:
     ratio: float | None = None
     """Of a counter: its power under steady load over that of the device's power source; None without one."""
 
+    def __str__(self) -> str:
+        seen = "does not follow the load"
+        if self.window_ms is not None and self.duty is not None and self.delay_ms is not None:
+            seen = f"each value is the mean of {self.window_ms:.4g} ms, {self.delay_ms:.0f} ms late, {self.duty:.0%} of the time sampled"
+        return f"updated every {self.update_ms:.3g} ms; {seen}; {self.idle_w:.0f} W idle, {self.busy_w:.0f} W busy"
+
     @property
     def swing_w(self) -> float:
         """How far apart idle and busy power are, W."""
@@ -77,6 +83,14 @@ class Accuracy:
     """For the delay at both edges of a window, J."""
     origin: str
     """Where these are from, or why they are unknown."""
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return f"unknown: {self.origin}"
+        parts = [f"± {self.share:.1%} of the joules"]
+        parts += [f"± {self.unseen_w:.0f} W of the time"] if self.unseen_w else []
+        parts += [f"± {self.edge_j:.1f} J for the edges"] if self.edge_j else []
+        return f"{', '.join(parts)} ({self.origin})"
 
     def error_j(self, joules: float, span_ns: int) -> float | None:
         """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown."""
@@ -162,27 +176,30 @@ def with_accuracy(
     described: Mapping[str, Any], calibrations: Mapping[str, Calibration], interval_ns: int
 ) -> dict[str, Any]:
     """Return what a sensor says of itself with the accuracy of each channel, JSON types only."""
-    driver = described.get("driver", "")
     channels = []
     for one in described.get("channels", ()):
-        found = best_calibration(calibrations, one["device"], one["domain"], one["source"], one.get("uuid", ""), driver)
+        found = calibration_of(calibrations, described, one)
         known = accuracy_of(one["source"], one.get("model", ""), found, interval_ns)
         channels.append(one if one["source"] == ESTIMATE else {**one, "accuracy": asdict(known)})
     return {**described, "channels": channels}
 
 
-def best_calibration(
-    calibrations: Mapping[str, Calibration], device: str, domain: str, source: str, uuid: str, driver: str
+def calibration_of(
+    calibrations: Mapping[str, Calibration], described: Mapping[str, Any], channel: Mapping[str, Any]
 ) -> Calibration | None:
-    """Return the calibration of a source of a device with this driver; None without one.
+    """Return the calibration of a sensor's channel with the driver that it has now; None without one.
 
-    A board is known by its UUID. A processor is known by its place, and its driver is not compared.
+    Both are as sensors describe them. A board is known by its UUID; a processor's driver is not compared.
     """
-    for one in calibrations.values():
-        same = (one.uuid, one.driver) == (uuid, driver) if uuid else one.device == device
-        if same and (one.domain, one.source) == (domain, source):
-            return one
-    return None
+    found = calibrations.get(key_of(channel.get("uuid") or channel["device"], channel["domain"], channel["source"]))
+    if found is not None and found.uuid and found.driver != described.get("driver"):
+        return None
+    return found
+
+
+def key_of(device: str, domain: str, source: str) -> str:
+    """Return the name of a calibration in the file; `device` is a board's UUID."""
+    return f"{device} {domain} {source}"
 
 
 def state_folder() -> Path:

@@ -62,7 +62,7 @@ class _Updates(NamedTuple):
     watts: Floats
     period_s: float
     read_s: float
-    count: int
+    changes: int
 
 
 def calibrate(
@@ -88,7 +88,7 @@ def calibrate(
     busy = np.concatenate([[0.0], np.cumsum(np.where(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges), 0.0))])
 
     def busy_s(until_s: Floats) -> Floats:
-        return np.interp(until_s, edges, busy)
+        return np.asarray(np.interp(until_s, edges, busy), dtype=np.float64)
 
     def misfit(model: _Model) -> float:
         return float(np.abs(_residuals(model, seen, busy_s)).mean())
@@ -110,7 +110,7 @@ def calibrate(
         idle_w=idle_w,
         busy_w=busy_w,
         misfit=left,
-        updates=seen.count,
+        updates=seen.changes,
     )
 
 
@@ -162,7 +162,8 @@ def _residuals(model: _Model, seen: _Updates, busy_s: Callable[[Floats], Floats]
     around = share - share.mean()
     variance = float(around @ around)
     slope = float(around @ watts) / variance if variance > 0 else 0.0
-    return watts - watts.mean() - slope * around
+    left: Floats = watts - watts.mean() - slope * around
+    return left
 
 
 def _best(seen: _Updates, misfit: Callable[[_Model], float]) -> _Model:

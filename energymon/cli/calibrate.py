@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from energymon.analysis.accuracy import Calibration, accuracy_of, save_calibrations
+from energymon.analysis.accuracy import Calibration, accuracy_of, key_of, save_calibrations
 from energymon.analysis.calibration import Look, calibrate, compared
 from energymon.clock.monotonic import NS
 from energymon.errors import OptionError, SensorError
@@ -99,7 +99,7 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
     finally:
         found.close()
     calibrations = compared(calibrations)
-    path = save_calibrations({f"{c.uuid or c.device} {c.domain} {c.source}": c for c in calibrations})
+    path = save_calibrations({key_of(c.uuid or c.device, c.domain, c.source): c for c in calibrations})
     if as_json:
         print(json.dumps({"calibrations": [asdict(c) for c in calibrations], "failed": failed, "file": str(path)}))
     else:
@@ -128,7 +128,7 @@ def table_of(calibrations: Sequence[Calibration]) -> list[str]:
     ]
     if not rows:
         return []
-    columns = [TableColumn(head[0], left=True), TableColumn(head[1], left=True), *head[2:]]
+    columns: list[TableColumn | str] = [*(TableColumn(name, left=True) for name in head[:2]), *head[2:]]
     return [*to_text(Table(columns, rows), "").split("\n"), *(line for c in calibrations for line in remarks(c))]
 
 
@@ -146,14 +146,7 @@ def remarks(found: Calibration) -> Iterator[str]:
         )
     if found.source in COUNTERS and found.ratio is not None:
         yield f"{name}: shows {found.ratio:.3f} times the power that the board's power source shows under steady load"
-    accuracy = accuracy_of(found.source, found.model, found, _ASSUMED_NS)
-    if accuracy.share is None:
-        yield f"{name}: accuracy unknown: {accuracy.origin}"
-    else:
-        parts = [f"± {accuracy.share:.1%} of the joules"]
-        parts += [f"± {accuracy.unseen_w:.0f} W of the time"] if accuracy.unseen_w else []
-        parts += [f"± {accuracy.edge_j:.2g} J for both edges"] if accuracy.edge_j else []
-        yield f"{name}: accuracy {', '.join(parts)} ({accuracy.origin})"
+    yield f"{name}: accuracy {accuracy_of(found.source, found.model, found, _ASSUMED_NS)}"
 
 
 def _or_unknown(value: float | None, form: str) -> str:
