@@ -62,7 +62,8 @@ class Calibration:
     def __str__(self) -> str:
         seen = "does not follow the load"
         if self.window_ms is not None and self.duty is not None and self.delay_ms is not None:
-            seen = f"each value is the mean of {self.window_ms:.4g} ms, {self.delay_ms:.0f} ms late, {self.duty:.0%} of the time sampled"
+            window = f"the mean of {self.window_ms:.4g} ms, {self.delay_ms:.0f} ms late"
+            seen = f"a value is {window}, and {self.duty:.0%} of the time is sampled"
         return f"updated every {self.update_ms:.3g} ms; {seen}; {self.idle_w:.0f} W idle, {self.busy_w:.0f} W busy"
 
     @property
