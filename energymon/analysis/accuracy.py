@@ -27,7 +27,7 @@ _APART: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class SensorCalibration:
     """What a load of known edges showed of one source of a device."""
 
     device: str
@@ -101,37 +101,18 @@ class Accuracy:
         return self.share * abs(joules) + self.unseen_w * span_ns / NS + self.edge_j
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A line of the table."""
-
-    model: str
-    """Regular expression of the board's name."""
-    share: float
-    """Error of steady power."""
-    duty: float | None
-    """Share of the time that its instant power samples; None where it is not published."""
-    origin: str
-
-
-_STUDY: Final = "arXiv 2312.02741"
-_TABLE: Final = (
-    _Known(r"\b(A100|H100)\b", 0.05, 0.25, f"± 5 % of steady power and 25 % of the time sampled: {_STUDY}"),
-    _Known(r"\bH200\b", 0.05, None, f"± 5 % of steady power: {_STUDY}, of the H100, which has the same chip"),
-    _Known(
-        r"\b(Tesla [KMPV]\d+|[PV]100|T4|A[24-9]\d*|A[13]0|RTX A\d+|GTX|TITAN|RTX [234]0\d\d)\b",
-        0.05,
-        None,
-        f"± 5 % of steady power: {_STUDY}",
-    ),
-)
-"""What is published of a board. nvml.h documents ± 5 % for Fermi and Kepler alone, and nothing for later boards."""
+_STEADY: Final = 0.05
+"""Error of steady power of the boards below, against an external meter (arXiv 2312.02741). NVIDIA documents the same
+for Fermi and Kepler, and nothing for later boards (nvml.h, nvmlDeviceGetPowerUsage)."""
+_STUDIED: Final = re.compile(r"\b(Tesla [KMPV]\d+|[PV]100|T4|A[1-9]\d*|RTX A\d+|GTX|TITAN|RTX [234]0\d\d|H100|H200)\b")
+"""Names of boards of the architectures in that study; an H200 has an H100's chip."""
+_ORIGIN: Final = "steady power ± 5 %: arXiv 2312.02741; sampling: calibrated"
 _NO_RAPL: Final = "no error is documented for RAPL (Intel SDM vol. 3B, 15.10); compare it with a meter at the wall"
 _NO_BOARD: Final = "no error of this board is published"
-_ASK: Final = "run `python -m energymon calibrate`"
+_ASK: Final = "nobody calibrated {} here, and boards may sample a quarter of the time: `python -m energymon calibrate`"
 
 
-def accuracy_of(source: str, model: str, found: Calibration | None, interval_ns: int) -> Accuracy:
+def accuracy_of(source: str, model: str, found: SensorCalibration | None, interval_ns: int) -> Accuracy:
     """Return the accuracy of a source.
 
     Args:
@@ -140,41 +121,32 @@ def accuracy_of(source: str, model: str, found: Calibration | None, interval_ns:
         found: Its calibration, where there is one.
         interval_ns: Time between two ticks, ns: power is seen at the ticks alone.
     """
-    known = next((row for row in _TABLE if re.search(row.model, model)), None)
-    why = ""
     if source.startswith("rapl"):
         why = _NO_RAPL
-    elif known is None:
+    elif not _STUDIED.search(model):
         why = _NO_BOARD
     elif found is None:
-        unseen = f"; {known.duty:.0%} of the time is sampled" if known.duty and source == "nvml-power" else ""
-        why = f"what {source} samples is not known here{unseen}: {_ASK}"
-    elif found.window_ms is None:
-        why = f"{source} did not follow the load of the calibration"
+        why = _ASK.format(source)
     elif source in COUNTERS and found.ratio is None:
         why = "nothing was beside the counter to compare it with in the calibration"
     elif found.ratio is not None and abs(found.ratio - 1) > _APART:
         why = f"the counter shows {found.ratio:.2f} times the board's own power"
-    if why or known is None or found is None:
-        return Accuracy(None, 0.0, 0.0, why)
-    return _calibrated(known, found, interval_ns)
-
-
-def _calibrated(known: _Known, found: Calibration, interval_ns: int) -> Accuracy:
-    window_ms, seen, late_ms = found.window_ms or 0.0, found.duty or 0.0, found.delay_ms or 0.0
-    share = known.share
-    if found.ratio is not None:
-        share += abs(found.ratio - 1)
+    elif found.window_ms is not None and found.duty is not None and found.delay_ms is not None:
+        share, seen, late_ms = _STEADY, found.duty, found.delay_ms
+        if found.ratio is not None:
+            share += abs(found.ratio - 1)
+        else:
+            # Two readings may show the same update, and each stands for all of the time until the next.
+            seen *= min(1.0, found.window_ms / (found.update_ms + 2 * interval_ns / 1e6))
+            late_ms += found.window_ms
+        return Accuracy(share, (1 - seen) * found.swing_w, found.swing_w * late_ms / 1e3, _ORIGIN)
     else:
-        # Two readings may show the same update, and each stands for all of the time until the next.
-        seen *= min(1.0, window_ms / (found.update_ms + 2 * interval_ns / 1e6))
-        late_ms += window_ms
-    unseen_w = (1 - seen) * found.swing_w
-    return Accuracy(share, unseen_w, found.swing_w * late_ms / 1e3, f"{known.origin}; sampling: calibrated")
+        why = f"{source} did not follow the load of the calibration"
+    return Accuracy(None, 0.0, 0.0, why)
 
 
 def with_accuracy(
-    described: Mapping[str, Any], calibrations: Mapping[str, Calibration], interval_ns: int
+    described: Mapping[str, Any], calibrations: Mapping[str, SensorCalibration], interval_ns: int
 ) -> dict[str, Any]:
     """Return what a sensor says of itself with the accuracy of each channel, JSON types only."""
     channels = []
@@ -186,8 +158,8 @@ def with_accuracy(
 
 
 def calibration_of(
-    calibrations: Mapping[str, Calibration], described: Mapping[str, Any], channel: Mapping[str, Any]
-) -> Calibration | None:
+    calibrations: Mapping[str, SensorCalibration], described: Mapping[str, Any], channel: Mapping[str, Any]
+) -> SensorCalibration | None:
     """Return the calibration of a sensor's channel with the driver that it has now; None without one.
 
     Both are as sensors describe them. A board is known by its UUID; a processor's driver is not compared.
@@ -215,18 +187,20 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "energymon"
 
 
-def load_calibrations() -> dict[str, Calibration]:
+def load_calibrations() -> dict[str, SensorCalibration]:
     """Return the calibrations of this host by device, domain and source; a user has root's too, unless STATE is set.
 
     Raises StoreError for a file that holds something else.
     """
-    found: dict[str, Calibration] = {}
+    found: dict[str, SensorCalibration] = {}
     for folder in (state_folder(),) if os.environ.get(STATE) else (_SHARED, state_folder()):
         path = folder / _FILE
         try:
             stored = json.loads(path.read_text())["calibrations"]
-            names = {field.name for field in fields(Calibration)}
-            found |= {key: Calibration(**{k: v for k, v in one.items() if k in names}) for key, one in stored.items()}
+            names = {field.name for field in fields(SensorCalibration)}
+            found |= {
+                key: SensorCalibration(**{k: v for k, v in one.items() if k in names}) for key, one in stored.items()
+            }
         except (FileNotFoundError, PermissionError):
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -234,7 +208,7 @@ def load_calibrations() -> dict[str, Calibration]:
     return found
 
 
-def save_calibrations(new: Mapping[str, Calibration]) -> Path:
+def save_calibrations(new: Mapping[str, SensorCalibration]) -> Path:
     """Add calibrations to the file, which another replaces whole; return its path. Raises OSError and StoreError."""
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from energymon.analysis.accuracy import Calibration
+from energymon.analysis.accuracy import SensorCalibration
 from energymon.clock.monotonic import NS
 from energymon.errors import SensorError
 from energymon.reading import COUNTERS
@@ -67,7 +67,7 @@ class _Updates(NamedTuple):
 
 def calibrate(
     looks: Sequence[Look], load: Sequence[tuple[int, int]], of: tuple[str, str, str], about: tuple[str, str, str]
-) -> Calibration:
+) -> SensorCalibration:
     """Return what the readings of a source show of it.
 
     Args:
@@ -99,7 +99,7 @@ def calibrate(
     follows = left <= _FOLLOWS
     span_s = max(model.window_s, seen.period_s) + (model.samples - 1) * seen.period_s
     idle_w, busy_w = _steady(seen, busy_s, span_s + model.delay_s + _SETTLE_S, name)
-    return Calibration(
+    return SensorCalibration(
         *of,
         *about,
         update_ms=seen.period_s * 1e3,
@@ -114,7 +114,7 @@ def calibrate(
     )
 
 
-def compared(found: Iterable[Calibration]) -> list[Calibration]:
+def compared(found: Iterable[SensorCalibration]) -> list[SensorCalibration]:
     """Return calibrations with each counter's busy power over that of the power source with the longest window."""
     every = list(found)
     powers = sorted((c for c in every if c.source not in COUNTERS), key=lambda c: c.window_ms or 0.0)

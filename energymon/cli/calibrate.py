@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from energymon.analysis.accuracy import Calibration, accuracy_of, key_of, save_calibrations
+from energymon.analysis.accuracy import SensorCalibration, accuracy_of, key_of, save_calibrations
 from energymon.analysis.calibration import Look, calibrate, compared
 from energymon.clock.monotonic import NS
 from energymon.errors import OptionError, SensorError
@@ -45,7 +45,7 @@ _ASSUMED_NS: Final = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is put under load at once, and the sensors that see it."""
+    """A board, or all processors, put under load at once, and the sensors that see it."""
 
     name: str
     """"gpu-0" or "cpu"."""
@@ -78,7 +78,7 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
             raise SensorError(f"nothing on this host measures energy, and so nothing can be calibrated:{gaps}")
         if unknown := sorted(set(devices) - set(names)):
             raise OptionError(f"--device {', '.join(unknown)}: expected some of {', '.join(names)}")
-        calibrations: list[Calibration] = []
+        calibrations: list[SensorCalibration] = []
         failed: dict[str, str] = {}
         for target in targets:
             if devices and target.name not in devices:
@@ -108,7 +108,7 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
     return 1 if failed or not calibrations else 0
 
 
-def table_of(calibrations: Sequence[Calibration]) -> list[str]:
+def table_of(calibrations: Sequence[SensorCalibration]) -> list[str]:
     """Return a table with a line a source, and below it what a user should know of each."""
     head = ["device", "source", "update ms", "window ms", "sampled", "delay ms", "± ms", "idle W", "busy W", "misfit"]
     rows = [
@@ -132,7 +132,7 @@ def table_of(calibrations: Sequence[Calibration]) -> list[str]:
     return [*to_text(Table(columns, rows), "").split("\n"), *(line for c in calibrations for line in remarks(c))]
 
 
-def remarks(found: Calibration) -> Iterator[str]:
+def remarks(found: SensorCalibration) -> Iterator[str]:
     """Yield what a user should know of a calibrated source."""
     name = f"{found.device} {found.source}"
     if found.window_ms is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
-from energymon.analysis.accuracy import Accuracy, Calibration, calibration_of, load_calibrations, with_accuracy
+from energymon.analysis.accuracy import Accuracy, SensorCalibration, calibration_of, load_calibrations, with_accuracy
 from energymon.clock.monotonic import Clock
 from energymon.errors import OptionError
 from energymon.reading import ESTIMATE
@@ -131,7 +131,7 @@ def _about(sensor: Sensor) -> Iterator[str]:
         yield f"  {load}, {described['idle_fraction']:.0%} of it idle"
 
 
-def _accuracies(sensor: Sensor, calibrations: Mapping[str, Calibration], interval_ns: int) -> Iterator[str]:
+def _accuracies(sensor: Sensor, calibrations: Mapping[str, SensorCalibration], interval_ns: int) -> Iterator[str]:
     """Yield what calibration found of each channel, and how true its joules are, or why nobody knows."""
     described = with_accuracy(sensor.describe(), calibrations, interval_ns)
     origins: dict[str, list[str]] = {}

@@ -13,7 +13,7 @@ import pytest
 
 import energymon
 from energymon.analysis.accuracy import (
-    Calibration,
+    SensorCalibration,
     accuracy_of,
     calibration_of,
     key_of,
@@ -270,7 +270,7 @@ def test_the_command_calibrates_a_processor_whose_counter_follows_the_load(tmp_p
         counting.join()
     said = json.loads(capsys.readouterr().out)
     assert status == 0, said
-    (found,) = (Calibration(**one) for one in said["calibrations"])
+    (found,) = (SensorCalibration(**one) for one in said["calibrations"])
     assert (found.device, found.domain, found.source) == ("package-0", "cpu", "rapl-powercap")
     assert (found.idle_w, found.busy_w) == pytest.approx((20, 80), rel=0.1)
     assert found == replace(next(iter(load_calibrations().values())))
