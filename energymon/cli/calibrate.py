@@ -69,6 +69,8 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
     NumPy archives. Raises OptionError for a device that is not there, SensorError where there is none, StoreError
     and OSError.
     """
+    if raw is not None:
+        raw.mkdir(parents=True, exist_ok=True)
     found = discover(replace(config, estimate=False), _ASSUMED_NS)
     try:
         targets = list(_targets(found.sensors))
@@ -145,7 +147,7 @@ def remarks(found: SensorCalibration) -> Iterator[str]:
             f"the same phase each time, and its power is wrong by up to {found.swing_w:.0f} W"
         )
     if found.source in COUNTERS and found.ratio is not None:
-        yield f"{name}: shows {found.ratio:.3f} times the power that the board's power source shows under steady load"
+        yield f"{name}: shows {found.ratio:.3f} times the board's own power under steady load"
     yield f"{name}: accuracy {accuracy_of(found.source, found.model, found, _ASSUMED_NS)}"
 
 
@@ -240,6 +242,5 @@ def _read(target: _Target, answers: Sequence[list[list[Any]]], stop: threading.E
 
 def _keep(file: Path, looks: Mapping[SensorChannel, Sequence[Look]], load: Sequence[tuple[int, int]]) -> None:
     """Write the readings of each channel, rows of begin and end, ns, and value, and the load's spans, ns."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     arrays = {" ".join(channel): np.array(seen, dtype=np.float64).reshape(-1, 3) for channel, seen in looks.items()}
     np.savez_compressed(file, load=np.array(load, dtype=np.int64), **cast(dict[str, Any], arrays))
