@@ -51,6 +51,7 @@ class SensorCalibration:
     delay_ms: float | None
     """From the end of that window until the value is seen."""
     idle_w: float
+    """Of a board, with a CUDA context: without one it draws less."""
     busy_w: float
     misfit: float
     """Mean deviation of the values from the model over that from their median: 0 is a perfect fit, 1 is none."""
@@ -81,7 +82,7 @@ class Accuracy:
     unseen_w: float
     """For the time that is not sampled, W: the power may have been anything between idle and busy meanwhile."""
     edge_j: float
-    """For the delay at both edges of a window, J."""
+    """For the delay, J: what the power before one edge of a window and before the other may differ by meanwhile."""
     origin: str
     """Where these are from, or why they are unknown."""
 
@@ -97,7 +98,6 @@ class Accuracy:
         """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown."""
         if self.share is None:
             return None
-        # No part of the unseen time can have used more than the span's swing.
         return self.share * abs(joules) + self.unseen_w * span_ns / NS + self.edge_j
 
 
