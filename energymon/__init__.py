@@ -11,6 +11,7 @@ if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module tha
 
 from energymon.agent.process import Agent
 from energymon.agent.window import Window
+from energymon.analysis.accuracy import Accuracy
 from energymon.analysis.attribution import (
     Channels,
     EnergyComponent,
@@ -50,6 +51,7 @@ from energymon.store import SqliteStore
 __all__ = [
     "INTERPOLATED",
     "START",
+    "Accuracy",
     "Agent",
     "AgentError",
     "Asker",

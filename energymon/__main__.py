@@ -1,4 +1,4 @@
-"""`python -m energymon run | send | query | export | doctor | clock | dashboard`."""
+"""`python -m energymon run | send | query | export | doctor | calibrate | clock | dashboard`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status.
 
-    That is 0, 1 for doctor on a host of which something has no figure, 2 for an error, and 3 for a query that knows no
-    joules at all.
+    That is 0, 1 for doctor on a host of which something has no figure, 1 for calibrate where a source failed, 2 for an
+    error, and 3 for a query that knows no joules at all.
     """
     options = _parser().parse_args(argv)
     try:
@@ -127,6 +127,13 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(config.sensors, config.interval_ns, options.seconds)
 
 
+def _calibrate(options: argparse.Namespace) -> int:
+    from energymon.cli.calibrate import run_calibrate
+
+    _require_stdout()
+    return run_calibrate(_sensors(options), options.device, options.raw, as_json=options.json)
+
+
 def _query(options: argparse.Namespace) -> int:
     from energymon.cli.query import run_query
 
@@ -210,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_query(commands)
     _add_export(commands)
     _add_doctor(commands)
+    _add_calibrate(commands)
     _add_clock(commands)
     _add_dashboard(commands)
     return parser
@@ -353,6 +361,24 @@ def _add_doctor(commands: _Commands) -> None:
     )
     doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")
     doctor.set_defaults(command=_doctor)
+
+
+def _add_calibrate(commands: _Commands) -> None:
+    does = "put devices under a known load, and store what their sensors sample of it"
+    calibrate = commands.add_parser(
+        "calibrate",
+        parents=[_sensing()],
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}. Takes half a minute a board, which needs torch with CUDA, and as "
+        "long for the processors; nothing else should run meanwhile. The exit status is 1 where a source could not be "
+        "calibrated.",
+    )
+    calibrate.add_argument(
+        "--device", action="append", default=[], help="gpu-0, or cpu for all processors; again for more (all)"
+    )
+    calibrate.add_argument("--raw", type=Path, metavar="FOLDER", help="keep the readings and the load there too")
+    calibrate.add_argument("--json", action="store_true", help="print JSON")
+    calibrate.set_defaults(command=_calibrate)
 
 
 def _add_clock(commands: _Commands) -> None:

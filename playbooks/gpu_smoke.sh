@@ -1,6 +1,7 @@
 #!/bin/sh
-# A short check of everything that needs an NVIDIA GPU: its energy sensor, the tests with the marker `gpu`, and two
-# epochs of every loader that end on the device, DALI's decoding on it too. It fails where a row is not valid.
+# A short check of everything that needs an NVIDIA GPU: its energy sensor and what that samples of a known load (the
+# readings stay in results/gpu_calibration), the tests with the marker `gpu`, and two epochs of every loader that end on
+# the device, DALI's decoding on it too. It fails where a row is not valid.
 set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -10,6 +11,8 @@ python=.venv/bin/python
 }
 # 1: the GPU has a figure and something else, such as the CPU, has none.
 "$python" -m energymon doctor --sensors nvml || [ "$?" -eq 1 ]
+"$python" -m energymon calibrate --sensors nvml --raw results/gpu_calibration
+# A window over a known load is among them: its joules by the counter, by the power, and by the calibration agree.
 "$python" -m pytest -m gpu tests
 # 6: a rule refused a row, as it does when other work disturbs an epoch. Such cells are measured once more.
 status=0

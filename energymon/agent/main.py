@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Final, cast
 
 from energymon.agent.sender_process import SenderProcess
+from energymon.analysis.accuracy import load_calibrations, with_accuracy
 from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
@@ -243,8 +244,15 @@ class _SamplingRun:
 
     def _begin(self, last_ns: int) -> Session:
         """Record the session, which starts after the last tick of the one before it."""
+        try:
+            calibrations = load_calibrations()
+        except StoreError as error:
+            _print_stderr(str(error))
+            calibrations = {}
         description = {
-            "sensors": [sensor.describe() for sensor in self._found.sensors],
+            "sensors": [
+                with_accuracy(one.describe(), calibrations, self._config.interval_ns) for one in self._found.sensors
+            ],
             "missing": [str(gap) for gap in self._found.missing],
             "unreadable": [
                 {"device": device, "domain": domain, "reason": why}

@@ -135,6 +135,14 @@ class Window:
         return self._total().error_j
 
     @property
+    def accuracy_j(self) -> float | None:
+        """Bound of what the sensors do not see or show wrongly, J, beside `error_j`; None when it is unknown.
+
+        Why it is unknown of a series is in `energy.best`, as `accuracy_origin`.
+        """
+        return self._total().accuracy_j
+
+    @property
     def net_joules(self) -> float | None:
         """Joules beyond the node's idle baseline; None when there is no baseline of every series.
 

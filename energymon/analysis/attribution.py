@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
+from energymon.analysis.accuracy import Accuracy
 from energymon.analysis.baseline import net
 from energymon.analysis.curve import SeriesKey, curves
 from energymon.analysis.integrate import Energy, Integral, require_order
@@ -19,7 +20,10 @@ Part = tuple[int, Iterable[Reading], tuple[int, int] | None]
 """Of a window: its end, ns of the readings' clock; the readings in it and those around it that the bound of the error
 needs; and from when to when these are left out, as no tick was missed there."""
 
-_FIGURES: Final = ("joules", "error_j", "edge_error_j", "clock_error_j", "idle_j", "net_j", "net_error_j")
+_FIGURES: Final = (
+    *("joules", "error_j", "edge_error_j", "clock_error_j", "accuracy_j"),
+    *("idle_j", "net_j", "net_error_j"),
+)
 """What Energy and EnergyComponent have in common and is summed."""
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
@@ -38,6 +42,8 @@ class Channels:
     """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
     series: frozenset[tuple[str, str, str]] = frozenset()
     """Device, domain and source of every series that is sampled."""
+    accuracies: Mapping[SeriesKey, Accuracy] = field(default_factory=dict)
+    """How true the joules of a series are, as the agent knew it when it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class EnergyComponent:
     """Whether any of it is an estimate."""
     lost: tuple[str, ...]
     """Devices without a figure for the window; of a total "package-0 cpu", with their domain."""
+    accuracy_j: float | None = None
+    """Bound of what the sensors themselves do not see or show wrongly; None when it is unknown of one of them."""
     idle_j: float | None = None
     """What the same devices would have drawn idle; None without a baseline of each."""
     net_j: float | None = None
@@ -123,7 +131,11 @@ def energy_of(
         integral.add(curves(around), stop_ns, hole)
         if integral.lost:
             break
-    energies = [energy for energy in integral.energies() if energy.domain not in given]
+    energies = [
+        _with_accuracy(energy, channels, end_ns - start_ns)
+        for energy in integral.energies()
+        if energy.domain not in given
+    ]
     energies += [energy for instead in given.values() for energy in instead]
     energies = net(energies, baselines or (), (end_ns - start_ns) / NS)
     best = best_sources(energies)
@@ -131,6 +143,13 @@ def energy_of(
         expected = frozenset((device, domain) for device, domain in channels.devices if domain not in given)
         channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
     return NodeEnergy(tuple(energies), tuple(best), tuple(components(best, channels)))
+
+
+def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:
+    known = channels.accuracies.get((energy.node, energy.device, energy.domain, energy.source))
+    if known is None:
+        return energy
+    return replace(energy, accuracy_j=known.error_j(energy.joules, span_ns), accuracy_origin=known.origin)
 
 
 def channels_of(description: Mapping[str, object], node: str) -> Channels:
@@ -157,14 +176,21 @@ def channels_of(description: Mapping[str, object], node: str) -> Channels:
         any(c["domain"] == "gpu" and c["module_power"] for c in series),
         unreadable,
         frozenset((str(c["device"]), str(c["domain"]), str(c["source"])) for c in series),
+        {
+            (node, str(c["device"]), str(c["domain"]), str(c["source"])): Accuracy(
+                **cast(dict[str, Any], c["accuracy"])
+            )
+            for c in series
+            if c["accuracy"] is not None
+        },
     )
 
 
 def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
     """Return every series of sensors that describe themselves, as JSON types.
 
-    That is device, domain, source, lag_s, how old its value may be, s, or None, and module_power, whether a GPU's
-    counter covers its module.
+    That is device, domain, source, lag_s, how old its value may be, s, or None, module_power, whether a GPU's counter
+    covers its module, and accuracy, the fields of an Accuracy, or None.
     """
     return [
         {
@@ -173,6 +199,7 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
             "source": channel.get("source", sensor.get("source", "")),
             "lag_s": channel.get("lag_s"),
             "module_power": bool(channel.get("module_power", sensor.get("module_power"))),
+            "accuracy": channel.get("accuracy"),
         }
         for sensor in sensors
         for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ())

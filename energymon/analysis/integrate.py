@@ -40,6 +40,10 @@ class Energy:
     """Part of the bound: what the sensor had not shown yet at the edges, and when between two readings it was used."""
     clock_error_j: float | None = None
     """Part of the bound: what may have been used while the node's clock is not known to be at the edge or beyond."""
+    accuracy_j: float | None = None
+    """Bound of what the sensor itself does not see or shows wrongly, J, beside `error_j`; None when it is unknown."""
+    accuracy_origin: str = ""
+    """Where `accuracy_j` is from, or why it is unknown."""
     idle_j: float | None = None
     """What it would have drawn idle; None without a baseline of this series."""
     net_j: float | None = None

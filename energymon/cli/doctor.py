@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, cast
 
+from energymon.analysis.accuracy import Accuracy, SensorCalibration, calibration_of, load_calibrations, with_accuracy
 from energymon.clock.monotonic import Clock
 from energymon.errors import OptionError
 from energymon.reading import ESTIMATE
@@ -41,6 +42,7 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     if not 0 <= seconds <= _MAX_S:
         raise OptionError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
     _say("host", [f"{platform.node()}, {platform.system()} {platform.release()}, {os.cpu_count()} CPUs"])
+    calibrations = load_calibrations()
     found = discover(config, interval_ns)
     try:
         shown: list[SensorPoint] = []
@@ -52,6 +54,7 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
             wraps_s = wraps([sensor])
             lines += [_channel(point, periods_ms.get(point.channel), wraps_s) for point in points]
             lines += _about(sensor)
+            lines += _accuracies(sensor, calibrations, interval_ns)
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
         for part, why in found.unknown(interval_ns).items():
             unknown.append(f"{part[1]} and the total: {' '.join(part)} has no figure: {why}")
@@ -126,6 +129,20 @@ def _about(sensor: Sensor) -> Iterator[str]:
     if "tdp_w" in described:
         load = f"{described['tdp_w']:.4g} W at full load ({described['tdp_from']})"
         yield f"  {load}, {described['idle_fraction']:.0%} of it idle"
+
+
+def _accuracies(sensor: Sensor, calibrations: Mapping[str, SensorCalibration], interval_ns: int) -> Iterator[str]:
+    """Yield what calibration found of each channel, and how true its joules are, or why nobody knows."""
+    described = with_accuracy(sensor.describe(), calibrations, interval_ns)
+    origins: dict[str, list[str]] = {}
+    for channel in described["channels"]:
+        name = f"{channel['device']} {channel['domain']} {channel['source']}"
+        if found := calibration_of(calibrations, described, channel):
+            yield f"  calibrated {name}: {found}"
+        if "accuracy" in channel:
+            origins.setdefault(str(Accuracy(**channel["accuracy"])), []).append(name)
+    for text, names in origins.items():
+        yield f"  accuracy of {', '.join(names)}: {text}"
 
 
 def _gap(gap: Missing) -> Iterator[str]:

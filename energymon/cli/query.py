@@ -30,7 +30,7 @@ _NOW: Final = "now"
 _UNKNOWN: Final = "unknown"
 _MOST_PARTS: Final = 5
 _MOST_EVENTS: Final = 5
-_FIGURES: Final = ("J", "± J", "edge", "clock", "interpolated")
+_FIGURES: Final = ("J", "± J", "edge", "clock", "accuracy ± J", "interpolated")
 
 
 def run_query(options: argparse.Namespace) -> int:
@@ -138,6 +138,7 @@ def _window(window: WindowEnergy) -> str:
     if window.energies:
         lines.append("")
         lines += _series(window)
+        lines += _accuracies(window)
     lines += _no_baseline(window)
     if window.events:
         lines.append("")
@@ -173,6 +174,16 @@ def _events(events: Sequence[Event]) -> Iterator[str]:
             yield f"  {_utc(event.t_ns)} {event.kind}: {event.message}"
         elif left == 1:
             yield f"  ... {counts[event.kind] - _MOST_EVENTS - 1} more {event.kind}"
+
+
+def _accuracies(window: WindowEnergy) -> Iterator[str]:
+    """Yield where the accuracy of the series that are summed is from, or why it is unknown."""
+    origins: dict[str, list[str]] = {}
+    for e in window.best:
+        if e.accuracy_origin:
+            origins.setdefault(e.accuracy_origin, []).append(f"{e.device} {e.domain}")
+    for origin, devices in origins.items():
+        yield f"  accuracy of {', '.join(devices)}: {origin}"
 
 
 def _no_baseline(window: WindowEnergy) -> Iterator[str]:
@@ -241,6 +252,7 @@ def _figures(of: EnergyComponent | Energy) -> list[str]:
         _bound(of.error_j, of.joules),
         _bound(of.edge_error_j, of.joules),
         _bound(of.clock_error_j, of.joules),
+        _j(of.accuracy_j),
         f"{of.interpolated_share:.2%}",
     ]
 

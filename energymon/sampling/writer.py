@@ -211,7 +211,7 @@ class StoreWriter:
         for index, raw in record.samples:
             for decoded in self._sensors[index].decode(raw, record.offset_ns):
                 point = decoded._replace(t_ns=decoded.t_ns + ahead_ns) if ahead_ns else decoded
-                channel, t_ns, joules, flags, _, early_ns, late_ns, counter = point
+                channel, t_ns, joules, flags, _, early_ns, late_ns, counter, _ = point
                 if joules is None or flags or channel in lost:
                     batch.news += self._outages.watch(point, is_new=channel not in known)
                 if joules is None:

@@ -50,6 +50,8 @@ class SensorPoint(NamedTuple):
     """As in a Reading."""
     counter: RawCounter | None = None
     """What the hardware's counter showed, where the series begins with it."""
+    watts: float | None = None
+    """The power that was shown, where it is what `joules` integrate."""
 
 
 def samples_power_alone(channels: Sequence[SensorChannel]) -> bool:

@@ -82,10 +82,10 @@ class _BoardSeries:
         at_ns = max(at_ns, self._at_ns)
         self._at_ns = at_ns
         if self._integral is not None:
-            joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
-            return SensorPoint(
-                self.channel, at_ns + offset_ns, joules, flags, self._integral.why if flags == START else ""
-            )
+            watts = value * _WATTS_PER_MW
+            joules, flags = self._integral.update(watts, at_ns, read_ns)
+            why = self._integral.why if flags == START else ""
+            return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, why, watts=watts)
         counter = self.counter
         assert counter is not None
         try:

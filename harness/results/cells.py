@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from energymon import Baseline, Event
+from energymon import Accuracy, Baseline, Event
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
@@ -77,6 +77,8 @@ class SensorRecord:
     """How old a value may be when it is read."""
     module_power: bool = False
     """Whether a GPU's series contains the CPU and its memory."""
+    accuracy: Accuracy | None = None
+    """How true its joules are; None in a run that is older than this."""
     reason: str = ""
     """Why a part is not read."""
 

@@ -208,8 +208,9 @@ def test_the_table_shows_components_series_and_events(make_store):
     lines = render([window]).splitlines()
     assert lines[0].startswith("n: 2023-11-14T22:13:21.000000Z to 2023-11-14T22:13:23.000000Z, 2.000000 s, its own")
     rows = [line.split() for line in lines]
-    assert ["cpu", "100.000", "5.000", "5.000", "0.000", "0.00%", "rapl-perf"] in rows
-    assert ["gpu", "gpu-0", "580.000", "none", "none", "none", "0.00%", "nvml-power", "(not", "summed)"] in rows
+    assert ["cpu", "100.000", "5.000", "5.000", "0.000", "unknown", "0.00%", "rapl-perf"] in rows
+    unknown = ["none", "none", "none", "unknown", "0.00%"]
+    assert ["gpu", "gpu-0", "580.000", *unknown, "nvml-power", "(not", "summed)"] in rows
     assert "sensor-lost: gpu-0" in lines[-1]
     assert len({line.index("rapl-perf") for line in lines[2:3]}) == 1
 
@@ -265,7 +266,7 @@ def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):
     assert "no idle baseline of gpu-0 gpu" in net
     assert "package-0 cpu before" not in net
     (total_row,) = [line.split() for line in net.splitlines() if line.startswith("  total")]
-    assert total_row[6:9] == ["unknown", "unknown", "unknown"]
+    assert total_row[7:10] == ["unknown", "unknown", "unknown"]
     (unread,) = query(store, T0 + S, T0 + 3 * S, baseline=(T0 - 9 * S, T0 - 8 * S))
     assert "no idle baseline of package-0 cpu, gpu-0 gpu" in render([unread])
 
