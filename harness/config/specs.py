@@ -121,10 +121,9 @@ class LoaderSpec(ComponentSpec):
         """Whether how many files are read at once is still to be found."""
         return bool(self.readers) and self.params.get(self.readers) == "auto"
 
-    def read_with(self, readers: int | None) -> Self:
-        """Return the section with a number in the place of `auto`, or without the argument: the class has its own."""
-        params = {name: value for name, value in self.params.items() if name != self.readers}
-        return self.model_copy(update={"params": params if readers is None else {**params, self.readers: readers}})
+    def read_with(self, readers: int) -> Self:
+        """Return the section with a number in the place of `auto`."""
+        return self.model_copy(update={"params": {**self.params, self.readers: readers}})
 
     @field_validator("daemon", mode="before")
     @classmethod

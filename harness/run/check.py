@@ -168,7 +168,7 @@ def _check_transform(loader: LoaderSpec, key: str, workload: Workload) -> None:
 
 def _tried(loader: LoaderSpec) -> LoaderSpec:
     """Return a section that its class can be made with, though how many files it reads at once is still to be found."""
-    return loader.read_with(None) if loader.finds_readers else loader
+    return loader.read_with(1) if loader.finds_readers else loader
 
 
 def try_loaders(experiment: Experiment, data: RunData, progress: Progress) -> None:

@@ -8,6 +8,7 @@ from harness.cell import readers as cell_readers
 from harness.cell.readers import measure_rate
 from harness.errors import ConfigError
 from harness.results.folder import RunFolder
+from harness.run import check
 from harness.run.cells.readers import FoundReaders, choose_readers, find_next
 from harness.run.cells.try_readers import read_found, save_found
 from tests.harness.configs import experiment
@@ -90,7 +91,6 @@ def test_a_number_is_found_for_loaders_of_files_and_one_rank_alone():
     loader = experiment("+experiment=wan30ms").loaders["dali"]
     assert loader.finds_readers
     assert loader.read_with(7).params["read_threads"] == 7
-    assert "read_threads" not in loader.read_with(None).params
     assert not experiment("+experiment=wan30ms", "loaders.dali.read_threads=7").loaders["dali"].finds_readers
     with pytest.raises(ConfigError, match=r"num_workers=auto: .*2 ranks"):
         experiment("+experiment=wan30ms", "distributed.world_size=2")
@@ -98,3 +98,10 @@ def test_a_number_is_found_for_loaders_of_files_and_one_rank_alone():
         experiment(
             "+experiment=wan30ms", "+loaders.streaming.readers=num_threads", "loaders.streaming.num_threads=auto"
         )
+
+
+def test_a_loader_is_tried_with_one_reader_where_the_number_is_to_be_found():
+    """SPDL's coroutines cannot be without a stage that reads."""
+    loader = experiment("+experiment=emlio_fig5").loaders["spdl_stages"]
+    assert loader.finds_readers
+    assert check._tried(loader).params["read_concurrency"] == 1
