@@ -11,7 +11,8 @@ python=.venv/bin/python
 }
 # 1: the GPU has a figure and something else, such as the CPU, has none.
 "$python" -m energymon doctor --sensors nvml || [ "$?" -eq 1 ]
-"$python" -m energymon calibrate --sensors nvml --raw results/gpu_calibration
+"$python" -m energymon calibrate --sensors nvml --raw results/gpu_calibration ||
+  echo "gpu-smoke: a sensor could not be calibrated; going on" >&2
 # A window over a known load is among them: its joules by the counter, by the power, and by the calibration agree.
 "$python" -m pytest -m gpu tests
 # 6: a rule refused a row, as it does when other work disturbs an epoch. Such cells are measured once more.

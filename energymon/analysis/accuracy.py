@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -178,13 +179,17 @@ def key_of(device: str, domain: str, source: str) -> str:
 def state_folder() -> Path:
     """Return the folder that calibrations are written to: ENERGYMON_STATE, /var/lib/energymon for root, or the user's.
 
-    The user's is energymon below XDG_STATE_HOME, or ~/.local/state without it.
+    The user's is energymon below XDG_STATE_HOME, or ~/.local/state without it. Raises StoreError for a user without a
+    home.
     """
     if named := os.environ.get(STATE):
         return Path(named)
     if os.geteuid() == 0:
         return _SHARED
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "energymon"
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "energymon"
+    except RuntimeError as error:
+        raise StoreError(f"calibrations: {error}; set {STATE} to a folder for them") from error
 
 
 def load_calibrations() -> dict[str, SensorCalibration]:
@@ -193,7 +198,10 @@ def load_calibrations() -> dict[str, SensorCalibration]:
     Raises StoreError for a file that holds something else.
     """
     found: dict[str, SensorCalibration] = {}
-    for folder in (state_folder(),) if os.environ.get(STATE) else (_SHARED, state_folder()):
+    folders = [] if os.environ.get(STATE) else [_SHARED]
+    with suppress(StoreError):  # a service without a home has none of its own
+        folders.append(state_folder())
+    for folder in folders:
         path = folder / _FILE
         try:
             stored = json.loads(path.read_text())["calibrations"]

@@ -98,7 +98,8 @@ def calibrate(
     left = misfit(model) / spread if spread > 0 else 1.0
     follows = left <= _FOLLOWS
     span_s = max(model.window_s, seen.period_s) + (model.samples - 1) * seen.period_s
-    idle_w, busy_w = _steady(seen, busy_s, span_s + model.delay_s + _SETTLE_S, name)
+    # A model that explains nothing says nothing of when power is steady.
+    idle_w, busy_w = _steady(seen, busy_s, (span_s + model.delay_s if follows else 0.0) + _SETTLE_S, name)
     return SensorCalibration(
         *of,
         *about,
@@ -117,7 +118,8 @@ def calibrate(
 def compared(found: Iterable[SensorCalibration]) -> list[SensorCalibration]:
     """Return calibrations with each counter's busy power over that of the power source with the longest window."""
     every = list(found)
-    powers = sorted((c for c in every if c.source not in COUNTERS), key=lambda c: c.window_ms or 0.0)
+    follow = [c for c in every if c.source not in COUNTERS and c.window_ms is not None]
+    powers = sorted(follow, key=lambda c: c.window_ms or 0.0)
     longest = {(power.device, power.domain): power.busy_w for power in powers if power.busy_w > 0}
     return [
         replace(one, ratio=one.busy_w / busy_w)

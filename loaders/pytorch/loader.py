@@ -52,10 +52,10 @@ class TorchOptions(LoaderOptions):
         default=4, description="processes that load samples; 0 loads in the calling process"
     )
     prefetch_factor: Count = Field(default=2, description="batches that each worker keeps ready")
-    multiprocessing_context: Literal["fork", "spawn", "forkserver"] | None = Field(
+    multiprocessing_context: Literal["fork", "spawn"] | None = Field(
         default=None,
-        description='how workers start: "fork", which copies nothing at first, or "spawn" and "forkserver", to which '
-        "the samples are pickled; None for Python's default",
+        description='how workers start: "fork", which copies nothing at first, or "spawn", to which the samples are '
+        "pickled; None for Python's default",
     )
     persistent_workers: bool = Field(
         default=True, description="whether workers live as long as the loader, and not for one epoch"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_for
 from typing import TypeVar
 
@@ -43,7 +44,8 @@ def run_tasks(work: Callable[[_Task], _Result], tasks: Sequence[_Task], workers:
     try:
         while True:
             while len(under_way) < _AHEAD * workers and (given := next(following, None)) is not None:
-                under_way[pool.submit(work, given[1])] = given[0]
+                with _holding_ctrl_c():
+                    under_way[pool.submit(work, given[1])] = given[0]
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
@@ -54,9 +56,20 @@ def run_tasks(work: Callable[[_Task], _Result], tasks: Sequence[_Task], workers:
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _holding_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back here, and until `begin_worker` in a process that starts now: it would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def begin_worker() -> None:
     """Leave Ctrl-C to the parent, and end with it however it ends; a pool calls it in each of its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -107,11 +107,15 @@ class LoadProcesses:
             ) from error
         self._pool: ProcessPoolExecutor | None = None
         self._started: list[BaseProcess] = []
+        self._broken: WorkerError | None = None
 
     def start(self) -> None:
         """Start the processes where there are none."""
         if self._pool is not None:
             return
+        self._broken = None
+        for number in range(self.count):  # a process that was killed has left its sample in the monitor
+            self._monitor.end(number)
         # Forking would copy the locks of this process's threads.
         context = multiprocessing.get_context("spawn")
         numbers = context.SimpleQueue()
@@ -134,7 +138,9 @@ class LoadProcesses:
         try:
             answer = await asyncio.wrap_future(self._pool.submit(_load, epoch, given))
         except BrokenProcessPool as error:
-            raise self._death() from error
+            # Named once: to look for it takes a while, and every call under way comes here.
+            self._broken = self._broken or self._death()
+            raise self._broken from error
         # From a process that this one has started, over a connection that only it has.
         loaded: Loaded | str = pickle.loads(answer)  # noqa: S301
         if isinstance(loaded, str):

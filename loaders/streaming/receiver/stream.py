@@ -147,7 +147,13 @@ class DaemonStream:
         """Send a request whose answer has about `nbytes`, or have it sent once connected."""
         self.under_way[sequence] = request, nbytes
         self.load += nbytes
-        self.socket.send(request)
+        self._send(request)
+
+    def _send(self, request: bytes) -> None:
+        # After a handshake that failed there is no connection for a moment, and a send would wait without end.
+        # The request stays under way, and `refused` or silence ends the wait for its answer.
+        with suppress(zmq.Again):
+            self.socket.send(request, zmq.DONTWAIT)
 
     def done(self, sequence: int) -> None:
         """Forget a request that has its answer."""
@@ -227,7 +233,7 @@ class DaemonStream:
     def ask_again(self) -> int:
         """Repeat the requests without an answer; return their number."""
         for request, _ in self.under_way.values():
-            self.socket.send(request)
+            self._send(request)
         return len(self.under_way)
 
     def reconnect(self) -> int:

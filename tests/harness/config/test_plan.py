@@ -24,32 +24,32 @@ def test_every_combination_runs_once_in_every_repeat():
 
 
 def test_a_loader_has_its_own_number_of_repeats_spread_over_the_run():
-    cells = planned("repeats={streaming:8,pytorch:3,fixed:1,others:2}", name="emlio_fig5")
-    turns = {loader: sorted({c.repeat for c in cells if c.loader == loader}) for loader in ("streaming", "pytorch")}
-    assert turns == {"streaming": [*range(1, 9)], "pytorch": [1, 5, 8]}
+    cells = planned("repeats={streaming:8,dali:3,fixed:1,others:2}", name="emlio_fig8")
+    turns = {loader: sorted({c.repeat for c in cells if c.loader == loader}) for loader in ("streaming", "dali")}
+    assert turns == {"streaming": [*range(1, 9)], "dali": [1, 5, 8]}
     counts = Counter((c.loader, c.regime) for c in cells)
     assert (
-        counts["streaming", "wan_30ms"] == 8
-        and counts["dali", "wan_30ms"] == 2
+        counts["streaming", "lan_1ms"] == 8
+        and counts["streaming_emlio", "lan_1ms"] == 2
         and sum(c.loader == "fixed" for c in cells) == 1
     )
     for without in (["repeats={dali:0,others:1}"], ["repeats={dali:3,others:1}", "~loaders.dali"]):
-        left = {c.loader for c in planned(*without, name="emlio_fig5")}
-        assert left == {"pytorch", "spdl_stages", "streaming", "fixed"}
+        left = {c.loader for c in planned(*without, name="emlio_fig8")}
+        assert left == {"streaming_emlio", "streaming", "fixed"}
 
 
 @pytest.mark.parametrize(
     ("repeats", "message"),
     [
-        ("{streming:3,others:2}", r"repeats\.streming: expected others, or one of pytorch"),
-        ("{streaming:3}", r"repeats\.pytorch is missing"),
+        ("{streming:3,others:2}", r"repeats\.streming: expected others, or one of dali"),
+        ("{streaming:3}", r"repeats\.dali is missing"),
         ("{others:0}", "repeats: no loader has any"),
         ("{others:-1}", "repeats=.*expected a count, or counts by loader"),
     ],
 )
 def test_repeats_that_do_not_go_with_the_loaders_are_refused(repeats, message):
     with pytest.raises(ConfigError, match=message):
-        planned(f"repeats={repeats}", name="emlio_fig5")
+        planned(f"repeats={repeats}", name="emlio_fig8")
 
 
 def test_of_two_loaders_each_is_the_first_one_as_often():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -251,6 +252,7 @@ def collect() -> Callable[[Loader, int], list[Batch]]:
 @pytest.fixture(params=[(loader, kind) for loader, entry in LOADERS.items() for kind in entry.pipelines], ids="-".join)
 def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> Combination:
     """Every loader with every pipeline that it runs."""
+    resource_tracker.ensure_running()  # Python's own process, which stays; it is no worker of the loader
     loader, kind = request.param
     return combination(loader, datasets[kind], serve)
 
