@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import pickle
 import signal
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.pipeline import FilePipeline, Pipeline, StageTimes, sample_error, stage_name
-from loaders.records.decoding.pool import begin_numbered_worker, kill_workers, pickle_items
+from loaders.records.decoding.pool import begin_numbered_worker, kill_workers, pickle_items, start_pool
 from loaders.shared.processor import Loaded, Read, SampleProcessor
 from loaders.shared.stall_monitor import StallMonitor
 
@@ -116,15 +115,7 @@ class LoadProcesses:
         self._broken = None
         for number in range(self.count):  # a process that was killed has left its sample in the monitor
             self._monitor.end(number)
-        # Forking would copy the locks of this process's threads.
-        context = multiprocessing.get_context("spawn")
-        numbers = context.SimpleQueue()
-        for number in range(self.count):
-            numbers.put(number)
-        given = (self._pickled, self._seed, numbers, self._monitor)
-        self._pool = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=given)
-        for _ in range(self.count):  # each call starts a process, while none is idle
-            self._pool.submit(_is_ready)
+        self._pool = start_pool(self.count, _begin, self._pickled, self._seed, self._monitor)
         self._started = list((self._pool._processes or {}).values())
 
     async def load(self, epoch: int, given: int | Read) -> Loaded:
@@ -192,10 +183,6 @@ def _begin(pickled: bytes, seed: int, numbers: SimpleQueue[int], monitor: StallM
         return
     work = SampleProcessor(samples, pipeline, seed, workers=1, processes=False, monitor=monitor)
     _worker = _Worker(work, number)
-
-
-def _is_ready() -> None:
-    """Return once this process has started."""
 
 
 def _load(epoch: int, given: int | Read) -> bytes:

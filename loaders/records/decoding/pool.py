@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import pickle
 import random
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.queues import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from loaders.records.workers import begin_worker
+from loaders.shared.stall_monitor import StallMonitor
+
+Begin: TypeAlias = Callable[[bytes, int, "SimpleQueue[int]", StallMonitor], None]
+"""What a process does first, with its pickled part, the seed, the queue of numbers, and the monitor."""
+
+
+def start_pool(count: int, begin: Begin, pickled: bytes, seed: int, monitor: StallMonitor) -> ProcessPoolExecutor:
+    """Start so many processes, numbered from 0; `begin` calls `begin_numbered_worker`."""
+    # Forking would copy the locks of this process's threads.
+    context = multiprocessing.get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(count):
+        numbers.put(number)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=begin, initargs=(pickled, seed, numbers, monitor))
+    for _ in range(count):  # each call starts a process, while none is idle
+        pool.submit(_is_ready)
+    return pool
+
+
+def _is_ready() -> None:
+    """Return once this process has started."""
 
 
 def begin_numbered_worker(seed: int, numbers: SimpleQueue[int]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import torch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.pipeline import Item, Pipeline, StageTimes, stage_name
 from loaders.records.decoding.decoder import DecodedBatch, collate_batch
-from loaders.records.decoding.pool import begin_numbered_worker, kill_workers, pickle_items
+from loaders.records.decoding.pool import begin_numbered_worker, kill_workers, pickle_items, start_pool
 from loaders.records.decoding.received import ReceivedSample, ReceivedSamples, read_rows
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.options import OnError
@@ -87,16 +86,8 @@ class ProcessDecoder:
         self._pool: ProcessPoolExecutor | None = self._start()
 
     def _start(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
         self._monitor = StallMonitor(self._pipeline, self._workers, processes=True)
-        numbers = context.SimpleQueue()
-        for number in range(self._workers):
-            numbers.put(number)
-        given = (self._pickled, self._seed, numbers, self._monitor)
-        pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=given)
-        for _ in range(self._workers):  # each call starts a process, while none is idle
-            pool.submit(_decode, 0, [])
-        return pool
+        return start_pool(self._workers, _begin, self._pickled, self._seed, self._monitor)
 
     @property
     def pending(self) -> int:
