@@ -65,6 +65,7 @@ more
   --hydra-help                      Hydra's own flags
   --version                         print joulefeed's version
   python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
+  python -m harness.compare A B     is run B slower than run A?
   python -m harness.validate FOLDER judge it again from its raw files, and say what differs; --write stores it
   python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
   python -m energymon doctor        its energy sensors
@@ -144,6 +145,11 @@ def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
             from harness.report import print_jobs
 
             print_jobs(jobs, Console())
+            folders = [job.folder for job in jobs if job.folder is not None and job.status in (0, INVALID_ROWS)]
+            if len(folders) > 1:
+                from harness.compare.show import print_jobs_compared
+
+                print_jobs_compared(folders, Console())
     # There is no job where a flag only shows something.
     return max((job.status for job in jobs), default=0, key=_severity)
 

@@ -28,6 +28,7 @@ MIN_PAIRS: Final = 4
 fewer repeats Welch's interval is the narrower one, unless turns differ by more than cells do."""
 _RESAMPLES: Final = 1000
 _DRAWS: Final = 2000
+_MOST_FREEDOM: Final = 1000.0
 _SEED: Final = 0
 """The same rows always have the same interval."""
 
@@ -234,15 +235,29 @@ def _draw(part: Estimate, place: int) -> _Floats:
 
 @lru_cache(maxsize=1024)
 def student_quantile(share: float, freedom: float) -> float:
-    """Return a quantile of Student's t with `freedom` degrees of freedom, at least 1 and not necessarily whole.
+    """Return a quantile of Student's t with `freedom` degrees of freedom, at least 1 and not necessarily whole."""
+    freedom = min(freedom, _MOST_FREEDOM)
+    angles, mass = _student(freedom)
+    return math.sqrt(freedom) * math.tan(float(np.interp(share, mass, angles)))
 
-    With t = √f tan θ the density is proportional to cos^(f-1) θ, which is integrated by the trapezoidal rule.
+
+def student_tail(value: float, freedom: float) -> float:
+    """Return the chance that Student's t with `freedom` degrees of freedom, at least 1, exceeds a value above 0."""
+    freedom = min(freedom, _MOST_FREEDOM)
+    angles, mass = _student(freedom)
+    return max(0.0, 1 - float(np.interp(math.atan(value / math.sqrt(freedom)), angles, mass)))
+
+
+@lru_cache(maxsize=64)
+def _student(freedom: float) -> tuple[_Floats, _Floats]:
+    """Return the share of Student's t below √f tan θ, by θ.
+
+    The density is proportional to cos^(f-1) θ, which is integrated by the trapezoidal rule.
     """
-    freedom = min(freedom, 1000.0)
     angles = np.linspace(-math.pi / 2, math.pi / 2, 20_001)
     density = np.cos(angles).clip(min=0) ** (freedom - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))
+    return angles, mass / mass[-1]
 
 
 @dataclass(frozen=True, slots=True)

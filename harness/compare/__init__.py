@@ -1,0 +1,1 @@
+"""Whether a side of a comparison is slower than another one, judged from results folders."""

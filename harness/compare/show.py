@@ -1,0 +1,220 @@
+"""A comparison as a table on the terminal, Markdown for a pull request, a page with a figure, and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.compare.sides import Side, list_subjects, list_unlike
+from harness.compare.verdicts import SAME_WITHIN, ComparedRow, Metric, Verdict, compare
+from harness.errors import ResultsError
+from harness.report.labels import factor, joules, percent, regime_labels, seconds, spell
+from joulefeed.table import Style, Table, TableCell, TableColumn, print_table, to_html
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+_WORDS: Final[Mapping[tuple[Metric, Verdict], str]] = {
+    ("joules", "slower"): "more joules",
+    ("joules", "faster"): "fewer joules",
+}
+_STYLES: Final[Mapping[Verdict, Style]] = {"slower": "bad", "faster": "good", "same": "", "undecided": "warn"}
+_CSS: Final = Path(__file__).parents[1] / "report" / "template" / "report.css"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides, compared."""
+
+    before: Side
+    after: Side
+    rows: Sequence[ComparedRow]
+    unlike: Mapping[str, Sequence[str]]
+    """Differences of the sides that were accepted, by kind."""
+    subjects: Sequence[str]
+    """What is compared: code and settings in which they differ."""
+    same_within: float = SAME_WITHIN
+
+    @classmethod
+    def of(
+        cls, before: Side, after: Side, *, same_within: float = SAME_WITHIN, accepted: Collection[str] = ()
+    ) -> Comparison:
+        """Compare two sides; raises ResultsError naming each difference that is not accepted, and without a row."""
+        unlike = list_unlike(before, after)
+        refused = {kind: lines for kind, lines in unlike.items() if kind not in accepted}
+        if refused:
+            listed = "\n".join(f"  {kind}: {line}" for kind, lines in refused.items() for line in lines)
+            raise ResultsError(
+                f"{after.name} is not like {before.name}:\n{listed}\n"
+                f"--accept {' '.join(refused)} compares them all the same"
+            )
+        rows = compare(before, after, same_within=same_within)
+        if not rows:
+            raise ResultsError(
+                f"{after.name} and {before.name} have no row in common: expected a loader that both have"
+            )
+        return cls(before, after, rows, unlike, list_subjects(before, after), same_within)
+
+    def print(self, console: Console) -> None:
+        """Print the table, and what a reader has to know beside it."""
+        console.print(self.title, style="bold", highlight=False, markup=False, soft_wrap=True)
+        print_table(self.table(), console)
+        for line in self.remarks():
+            console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+    @property
+    def title(self) -> str:
+        """Names both sides."""
+        return f"{self.after.name} over {self.before.name}"
+
+    def name(self, row: ComparedRow) -> str:
+        """Return the name of a row: loader, workload and regime."""
+        regime = regime_labels(self.before.runs[0])[row.key.regime]
+        return f"{spell(row.key.loader)} · {spell(row.key.workload)} · {regime}"
+
+    def table(self) -> Table:
+        """Return the rows as a table."""
+        in_turns = self.before.alternates_with(self.after)
+        notes = [
+            "medians of settled epochs",
+            "interval: 95 %, over repeats" + (" in turns" if in_turns else ""),
+            f"same: the interval lies within {percent(self.same_within)}",
+            "finds: the smallest difference that these repeats can show",
+            "verdicts of a report together are wrong in 5 % (Holm)",
+        ]
+        if any(not row.trusted for row in self.rows):
+            notes.append("† rows that a rule refuses")
+        heads: list[TableColumn | str] = [
+            *("", "baseline", "candidate", "ratio", "95 % interval"),
+            TableColumn("finds", optional=1),
+            TableColumn("verdict", left=True),
+        ]
+        return Table(heads, [self._write(row) for row in self.rows], notes)
+
+    def _write(self, row: ComparedRow) -> list[TableCell | str]:
+        write = seconds if row.metric == "seconds" else joules
+        interval = "one repeat" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
+        least = "" if row.least_difference is None else f"±{percent(row.least_difference)}"
+        style = _STYLES[row.verdict]
+        ratio = TableCell(f"{row.ratio:.3f}" + "†" * (not row.trusted), style)
+        return [self.name(row), write(row.before), write(row.after), ratio, interval, least, _verdict(row)]
+
+    def remarks(self) -> list[str]:
+        """Return what a reader has to know beside the table."""
+        lines = [f"compared: {line}" for line in self.subjects]
+        for kind, differences in self.unlike.items():
+            lines += [f"accepted, {kind}: {line}" for line in differences]
+        own, other = (set(side.keys) for side in (self.before, self.after))
+        for side, keys in ((self.before, own - other), (self.after, other - own)):
+            names = ", ".join(sorted(f"{spell(key.loader)} in {key.regime}" for key in keys))
+            lines += [f"only in {side.name}: {names}"] if names else []
+        if not any(row.metric == "joules" for row in self.rows):
+            lines.append("joules are not compared: no sensor measured them on both sides")
+        if len(self.before.runs) == len(self.after.runs) == 1:
+            lines.append(
+                "one run a side: what changes from one run to the next is not in the intervals; "
+                "--run measures both in turns"
+            )
+        return lines
+
+    def to_markdown(self) -> str:
+        """Return the comparison for a comment of a pull request."""
+        table = self.table()
+        lines = [f"### {self.title}", ""]
+        heads = [head.name or "row" for head in table.heads]
+        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+        lines += [f"| {' | '.join(str(cell).replace('|', '¦') for cell in row)} |" for row in table.rows]
+        lines += ["", table.explanation, "", *(f"- {line}" for line in self.remarks())]
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> str:
+        """Return the ratios in bencher's metric format (bencher.dev, Bencher Metric Format)."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for row in self.rows:
+            values = {"value": row.ratio}
+            if row.interval is not None:
+                values |= {"lower_value": row.interval.low, "upper_value": row.interval.high}
+            found.setdefault(self.name(row), {})[f"{row.metric}-ratio"] = values
+            found[self.name(row)][row.metric] = {"value": row.after}
+        return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+    def to_html(self) -> str:
+        """Return a page with the figure and the table."""
+        from harness.report.figures.style import use_house_style
+
+        table, image = self.table(), StringIO()
+        with use_house_style(self.title):
+            self.draw().savefig(image, format="svg", metadata={"Date": None})
+        drawn = image.getvalue()[image.getvalue().index("<svg") :]
+        remarks = "".join(f"<li>{escape(line)}</li>" for line in self.remarks())
+        return (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<style>{_CSS.read_text()}</style></head><body><main><h1>{escape(self.title)}</h1>"
+            f'<figure class="chart">{drawn}</figure><div class="scroll">{to_html(table)}</div>'
+            f"<p>{escape(table.explanation)}</p><ul>{remarks}</ul></main></body></html>\n"
+        )
+
+    def draw(self) -> Figure:
+        """Draw each row's ratio with its interval, and the band of what counts as the same."""
+        from matplotlib.figure import Figure
+
+        from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED
+
+        colours = {"slower": BAD, "faster": "#2f9e8a", "same": INK, "undecided": FAINT}
+        figure = Figure(figsize=(8, 1.1 + 0.34 * len(self.rows)), layout="constrained")
+        axes = figure.subplots()
+        axes.axvspan(1 / (1 + self.same_within), 1 + self.same_within, color=GRID, zorder=0)
+        axes.axvline(1, color=MUTED, linewidth=0.8)
+        for place, row in enumerate(self.rows):
+            colour = colours[row.verdict]
+            if row.interval is not None:
+                axes.plot([row.interval.low, row.interval.high], [place, place], color=colour, linewidth=2)
+            axes.plot([row.ratio], [place], "o", color=colour, markersize=5)
+        axes.set_xscale("log")
+        ends = [end for row in self.rows if row.interval for end in (row.interval.low, row.interval.high)]
+        ends += [row.ratio for row in self.rows] + [1 / (1 + self.same_within), 1 + self.same_within]
+        low, high = max(min(ends), 0.05) / 1.02, min(max(ends), 20) * 1.02
+        axes.set_xlim(low, high)
+        ticks = _ticks(low, high)
+        axes.set_xticks(ticks, [factor(tick) for tick in ticks])
+        axes.minorticks_off()
+        unit = {"seconds": "s", "joules": "J"}
+        axes.set_yticks(range(len(self.rows)), [f"{self.name(row)}, {unit[row.metric]}" for row in self.rows])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("candidate over baseline, with its 95 % interval; grey: the same")
+        return figure
+
+
+def _verdict(row: ComparedRow) -> TableCell:
+    word = _WORDS.get((row.metric, row.verdict), row.verdict)
+    detail = ""
+    if row.verdict == "undecided":
+        more = row.more_turns
+        detail = f"{more} more repeats would decide" if more else "more than 200 repeats would not decide"
+    return TableCell(word, _STYLES[row.verdict], detail)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return some five ratios between two ends, at even steps of the logarithm."""
+    spans = [low * (high / low) ** (place / 4) for place in range(5)]
+    digits = 2 if high / low > 1.2 else 3
+    return sorted({round(value, digits) for value in spans if math.isfinite(value)} | {1.0})
+
+
+def print_jobs_compared(folders: Sequence[Path], console: Console) -> None:
+    """Compare every job of a --multirun with its first one, and print that, or why they cannot be compared."""
+    first, *others = (Side.read([folder]) for folder in folders)
+    for other in others:
+        try:
+            Comparison.of(first, other).print(console)
+        except ResultsError as error:
+            console.print(f"not compared: {error}", style="dim", highlight=False, markup=False, soft_wrap=True)
