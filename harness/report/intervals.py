@@ -26,6 +26,12 @@ _MISSED: Final = 0.05
 MIN_PAIRS: Final = 4
 """Repeats from which on two loaders are compared in pairs. Pairs have half of Welch's degrees of freedom, so that with
 fewer repeats Welch's interval is the narrower one, unless turns differ by more than cells do."""
+_LEAST_GROUPS: Final = 8
+"""With fewer, what is usual in a run is not known."""
+_FREEDOMS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""At most 4, for loaders do not all scatter alike."""
+_LEAST_DEVIATION: Final = 1e-4
+"""Times are no surer than that."""
 _RESAMPLES: Final = 1000
 _DRAWS: Final = 2000
 _SEED: Final = 0
@@ -108,11 +114,57 @@ Cells: TypeAlias = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
 """Values by cell: by the cell's repeat, or without it."""
 
 
-def estimate(groups: Iterable[Cells], *, log: bool = True) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """How far the cells of a group usually lie apart in a run: what the few repeats of each group are judged with.
+
+    The variances of the groups are taken for draws around a common one, so that a group's own variance is moved towards
+    it, and has its degrees of freedom besides (Smyth, Linear Models and Empirical Bayes Methods, 2004, section 3).
+    """
+
+    variance: float
+    """Of the logarithm."""
+    freedom: float
+    """As many repeats of a group count as much as the common variance."""
+
+
+def find_typical(groups: Iterable[Cells]) -> Typical | None:
+    """Return how far the cells of these groups usually lie apart; None of fewer than 8 groups with repeats.
+
+    It is the most likely pair of a grid, for the variance of a group over the common one has the distribution F.
+    """
+    found = []
+    for group in groups:
+        cells = [np.asarray(cell, np.float64) for cell in (group.values() if isinstance(group, Mapping) else group)]
+        if len(cells) > 1 and min(float(cell.min()) for cell in cells) > 0:
+            means = np.array([np.log(cell).mean() for cell in cells])
+            found.append((float(means.var(ddof=1)), len(cells) - 1))
+    if len(found) < _LEAST_GROUPS:
+        return None
+    variances, own = (np.array(values) for values in zip(*found, strict=True))
+    variances = variances.clip(min=_LEAST_DEVIATION**2)
+    middle = float(np.median(variances))
+    best = max(
+        (_likelihood(variances / common, own, freedom) - len(own) * math.log(common), common, freedom)
+        for common in middle * np.geomspace(0.05, 20, 49)
+        for freedom in _FREEDOMS
+    )
+    return Typical(float(best[1]), best[2])
+
+
+def _likelihood(ratios: _Floats, own: _Floats, freedom: float) -> float:
+    """Return the logarithm of the likelihood of ratios of variances, each with F of `own` and `freedom` degrees."""
+    scaled = np.log(own * ratios / (own * ratios + freedom))
+    rest = np.log(freedom / (own * ratios + freedom))
+    beta = [math.lgamma(one / 2) + math.lgamma(freedom / 2) - math.lgamma((one + freedom) / 2) for one in own]
+    return float((own / 2 * scaled + freedom / 2 * rest - np.log(ratios) - beta).sum())
+
+
+def estimate(groups: Iterable[Cells], *, log: bool = True, typical: Typical | None = None) -> Estimate:
     """Return the median of values by group and cell, with its standard error.
 
     A group is one loader in one setting, workload and regime. With `log` the error is that of the logarithm, unless a
-    value is not above 0.
+    value is not above 0; `typical` then tells how far the cells of the run's groups usually lie apart.
     """
     every_group = list(groups)
     cells = [
@@ -126,14 +178,15 @@ def estimate(groups: Iterable[Cells], *, log: bool = True) -> Estimate:
         return Estimate(middle, 0.0, 0.0, log)
     freedom = float(sum(len(group) - 1 for group in cells))
     scaled = [[np.log(cell) for cell in group] for group in cells] if log else cells
-    error = float(_resample_medians(scaled, freedom).std()) if np.ptp(every) else 0.0
+    typical = typical if log else None
+    error = float(_resample_medians(scaled, freedom, typical).std()) if np.ptp(every) or typical else 0.0
     turns: Mapping[int, float] = {}
     if log and len(cells) == 1 and isinstance(every_group[0], Mapping):
         turns = {repeat: float(cell.mean()) for repeat, cell in zip(every_group[0], scaled[0], strict=True)}
-    return Estimate(middle, error, freedom, log, turns)
+    return Estimate(middle, error, freedom + (typical.freedom if typical else 0.0), log, turns)
 
 
-def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _Floats:
+def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float, typical: Typical | None) -> _Floats:
     """Return the medians of resamples, each with as many cells of a group as there were.
 
     The epochs of a resampled cell keep how they lie around its mean. The cells' means are normal draws with the
@@ -141,7 +194,10 @@ def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _F
     median of a few values that are drawn again and again is most often the same one.
     """
     means = [np.array([cell.mean() for cell in cells]) for cells in groups]
-    deviation = math.sqrt(sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means) / freedom)
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if typical is not None:
+        squares, freedom = squares + typical.freedom * typical.variance, freedom + typical.freedom
+    deviation = math.sqrt(squares / freedom)
     random = np.random.default_rng(_SEED)
     drawn = []
     for cells, mean in zip(groups, means, strict=True):
@@ -181,14 +237,14 @@ def divide(above: Estimate, below: Estimate) -> Estimate:
     return Estimate(ratio, error, freedom, log)
 
 
-def compare_cells(above: Cells, below: Cells) -> Ratio | None:
+def compare_cells(above: Cells, below: Cells, typical: Typical | None = None) -> Ratio | None:
     """Return the ratio of values by cell; None when either is unknown or the lower one is 0."""
     if not above or not below:
         return None
-    denominator = estimate([below])
+    denominator = estimate([below], typical=typical)
     if not denominator.value:
         return None
-    ratio = divide(estimate([above]), denominator)
+    ratio = divide(estimate([above], typical=typical), denominator)
     return Ratio(ratio.value, ratio.interval)
 
 
