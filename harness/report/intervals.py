@@ -2,7 +2,8 @@
 
 The unit is the repeat. Cells are resampled whole with all their epochs, so epochs of one cell, which share its luck,
 do not count as independent. Repeats are few, so the bootstrap gives a standard error alone, and the width comes from
-Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far.
+Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far. A group of
+two repeats hardly knows its own scatter: how far the cells of the run's groups usually lie apart counts with it.
 
 A block of the plan runs every loader once, so that loaders with the same repeats ran in the same turns. From MIN_PAIRS
 repeats on, a ratio is that of pairs: what a turn does to both of its cells is no difference between them.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import permutations
+from itertools import permutations, product
 from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
@@ -27,9 +28,12 @@ MIN_PAIRS: Final = 4
 """Repeats from which on two loaders are compared in pairs. Pairs have half of Welch's degrees of freedom, so that with
 fewer repeats Welch's interval is the narrower one, unless turns differ by more than cells do."""
 _LEAST_GROUPS: Final = 8
-"""With fewer, what is usual in a run is not known."""
-_FREEDOMS: Final = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""At most 4, for loaders do not all scatter alike."""
+"""With fewer, the usual scatter of a run is not known."""
+_FREEDOMS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Of the common variance: few where the groups' differ much."""
+_OF_TYPICAL: Final = 0.75
+"""Degrees of freedom that the common variance counts in each group. With more, loaders that scatter more than others
+are called different from themselves too often."""
 _LEAST_DEVIATION: Final = 1e-4
 """Times are no surer than that."""
 _RESAMPLES: Final = 1000
@@ -114,24 +118,12 @@ Cells: TypeAlias = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
 """Values by cell: by the cell's repeat, or without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Typical:
-    """How far the cells of a group usually lie apart in a run: what the few repeats of each group are judged with.
+def find_typical(groups: Iterable[Cells]) -> float | None:
+    """Return how far the cells of these groups usually lie apart, as a variance of the logarithm.
 
-    The variances of the groups are taken for draws around a common one, so that a group's own variance is moved towards
-    it, and has its degrees of freedom besides (Smyth, Linear Models and Empirical Bayes Methods, 2004, section 3).
-    """
-
-    variance: float
-    """Of the logarithm."""
-    freedom: float
-    """As many repeats of a group count as much as the common variance."""
-
-
-def find_typical(groups: Iterable[Cells]) -> Typical | None:
-    """Return how far the cells of these groups usually lie apart; None of fewer than 8 groups with repeats.
-
-    It is the most likely pair of a grid, for the variance of a group over the common one has the distribution F.
+    None of fewer than 8 groups with repeats. The variances of groups are taken for draws around a common one, so that
+    a group's over the common one has the distribution F (Smyth, Linear Models and Empirical Bayes Methods, 2004,
+    section 3). It is the most likely one of a grid.
     """
     found = []
     for group in groups:
@@ -143,13 +135,10 @@ def find_typical(groups: Iterable[Cells]) -> Typical | None:
         return None
     variances, own = (np.array(values) for values in zip(*found, strict=True))
     variances = variances.clip(min=_LEAST_DEVIATION**2)
-    middle = float(np.median(variances))
-    best = max(
-        (_likelihood(variances / common, own, freedom) - len(own) * math.log(common), common, freedom)
-        for common in middle * np.geomspace(0.05, 20, 49)
-        for freedom in _FREEDOMS
+    grid = product(float(np.median(variances)) * np.geomspace(0.05, 20, 49), _FREEDOMS)
+    return float(
+        max(grid, key=lambda one: _likelihood(variances / one[0], own, one[1]) - len(own) * math.log(one[0]))[0]
     )
-    return Typical(float(best[1]), best[2])
 
 
 def _likelihood(ratios: _Floats, own: _Floats, freedom: float) -> float:
@@ -160,11 +149,11 @@ def _likelihood(ratios: _Floats, own: _Floats, freedom: float) -> float:
     return float((own / 2 * scaled + freedom / 2 * rest - np.log(ratios) - beta).sum())
 
 
-def estimate(groups: Iterable[Cells], *, log: bool = True, typical: Typical | None = None) -> Estimate:
+def estimate(groups: Iterable[Cells], *, log: bool = True, typical: float | None = None) -> Estimate:
     """Return the median of values by group and cell, with its standard error.
 
     A group is one loader in one setting, workload and regime. With `log` the error is that of the logarithm, unless a
-    value is not above 0; `typical` then tells how far the cells of the run's groups usually lie apart.
+    value is not above 0; `typical` is then how far the cells of the run's groups usually lie apart.
     """
     every_group = list(groups)
     cells = [
@@ -183,10 +172,10 @@ def estimate(groups: Iterable[Cells], *, log: bool = True, typical: Typical | No
     turns: Mapping[int, float] = {}
     if log and len(cells) == 1 and isinstance(every_group[0], Mapping):
         turns = {repeat: float(cell.mean()) for repeat, cell in zip(every_group[0], scaled[0], strict=True)}
-    return Estimate(middle, error, freedom + (typical.freedom if typical else 0.0), log, turns)
+    return Estimate(middle, error, freedom + (_OF_TYPICAL if typical else 0.0), log, turns)
 
 
-def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float, typical: Typical | None) -> _Floats:
+def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float, typical: float | None) -> _Floats:
     """Return the medians of resamples, each with as many cells of a group as there were.
 
     The epochs of a resampled cell keep how they lie around its mean. The cells' means are normal draws with the
@@ -196,7 +185,7 @@ def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float, typic
     means = [np.array([cell.mean() for cell in cells]) for cells in groups]
     squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
     if typical is not None:
-        squares, freedom = squares + typical.freedom * typical.variance, freedom + typical.freedom
+        squares, freedom = squares + _OF_TYPICAL * typical, freedom + _OF_TYPICAL
     deviation = math.sqrt(squares / freedom)
     random = np.random.default_rng(_SEED)
     drawn = []
@@ -237,7 +226,7 @@ def divide(above: Estimate, below: Estimate) -> Estimate:
     return Estimate(ratio, error, freedom, log)
 
 
-def compare_cells(above: Cells, below: Cells, typical: Typical | None = None) -> Ratio | None:
+def compare_cells(above: Cells, below: Cells, typical: float | None = None) -> Ratio | None:
     """Return the ratio of values by cell; None when either is unknown or the lower one is 0."""
     if not above or not below:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, get_args
 
-from harness.report.intervals import Ratio, Typical, compare_cells, find_typical
+from harness.report.intervals import Ratio, compare_cells, find_typical
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread, select_settled
 from harness.results.reader import Results
 
@@ -68,8 +68,8 @@ class LoaderGroup:
     """Median error bound of drawn_j."""
     au: float | None
     mb_per_s: float | None
-    typical: Mapping[str, Typical | None] = field(default_factory=dict)
-    """How far cells usually lie apart in the run, by the column that is compared."""
+    typical: Mapping[str, float | None] = field(default_factory=dict)
+    """How far cells usually lie apart in the run, by the column that is compared: see `find_typical`."""
 
     @property
     def trusted(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.rows import ClaimRow
-from harness.report.intervals import Cells, Estimate, Typical, estimate, find_typical
+from harness.report.intervals import Cells, Estimate, estimate, find_typical
 from harness.report.labels import rtt, spell
 from harness.results.epoch_row import select_settled
 
@@ -66,7 +66,7 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
     return Sample(estimates[best], tuple(by_setting[best]), spell(best) if definition.peak else name)
 
 
-def _find_typical(rows: Sequence[ClaimRow], definition: Definition) -> Typical | None:
+def _find_typical(rows: Sequence[ClaimRow], definition: Definition) -> float | None:
     """Return how far the cells of all of the run's groups usually lie apart in the claim's metric."""
     every = list(select_settled(rows)) if definition.settled else rows
     return find_typical(

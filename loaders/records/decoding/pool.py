@@ -1,4 +1,4 @@
-"""Worker processes that run a pipeline, from their start to their end, and what is sent to them and back."""
+"""Worker processes that run a pipeline: their start and end, and the bytes that go to them and back."""
 
 from __future__ import annotations
 
