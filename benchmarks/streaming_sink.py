@@ -108,5 +108,9 @@ def _drop(sinks: list[socket.socket], seconds: float) -> int:
         ready = poll.poll(1000 * _SILENCE_S)
         if not ready:
             raise TestbedError(f"the daemon sent nothing for {_SILENCE_S:g} s")
-        nbytes += sum(by_descriptor[each].recv_into(nothing, 0, socket.MSG_TRUNC) for each, _ in ready)
+        for each, _ in ready:
+            received = by_descriptor[each].recv_into(nothing, 0, socket.MSG_TRUNC)
+            if not received:
+                raise TestbedError("the daemon ended a connection while it was measured")
+            nbytes += received
     return nbytes

@@ -281,8 +281,8 @@ class Experiment(Section):
     store: StoreSpec = StoreSpec()
     checks: Tolerances = Tolerances()
     repeats: _Count | Mapping[str, _NaturalNumber] = Field(default=1, description="a count, or counts by loader")
-    """Counted repeats of a loader in a workload and a regime; or by its section in `loaders`, under `others` of those
-    that are not named. A loader that is named with 0 is left out of the experiment."""
+    """Counted repeats of a loader in a workload and a regime; or by its section in `loaders`, by its whole key of one
+    setting of a sweep, and under `others` of those that are not named. A section that is named with 0 is left out."""
     epochs: _Count = 1
     retries: _NaturalNumber = 2
     """How often a cell may be measured again at the end because something beside the run disturbed it."""
@@ -410,8 +410,10 @@ class Experiment(Section):
         bases = dict.fromkeys(loader.base for loader in self.loaders.values())
         # A shipped loader may have been taken out of the experiment.
         known = {*bases, *list_packaged("loader"), "others"}
+        # Another sweep may have taken out a setting.
+        swept = tuple(f"{loader.base}_{name}_" for loader in self.loaders.values() for name in loader.setting)
         for key, count in self.repeats.items():
-            if key not in known and count:
+            if key not in known and count and not key.startswith(swept):
                 yield f"repeats.{key}: expected others, or one of {', '.join(bases)}"
         for base in bases:
             if base not in self.repeats and "others" not in self.repeats:
@@ -423,7 +425,8 @@ class Experiment(Section):
         """Return the repeats of a loader, by its key."""
         if not isinstance(self.repeats, Mapping):
             return self.repeats
-        return self.repeats.get(self.loaders[loader].base, self.repeats.get("others", 0))
+        named = (key for key in (loader, self.loaders[loader].base, "others") if key in self.repeats)
+        return self.repeats.get(next(named, ""), 0)
 
     @property
     def turns(self) -> int:

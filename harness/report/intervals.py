@@ -2,7 +2,8 @@
 
 The unit is the repeat. Cells are resampled whole with all their epochs, so epochs of one cell, which share its luck,
 do not count as independent. Repeats are few, so the bootstrap gives a standard error alone, and the width comes from
-Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far.
+Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far. A group of
+two repeats hardly knows its own scatter: how far the cells of the run's groups usually lie apart counts with it.
 
 A block of the plan runs every loader once, so that loaders with the same repeats ran in the same turns. From MIN_PAIRS
 repeats on, a ratio is that of pairs: what a turn does to both of its cells is no difference between them.
@@ -14,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import permutations
+from itertools import permutations, product
 from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
@@ -26,6 +27,15 @@ _MISSED: Final = 0.05
 MIN_PAIRS: Final = 4
 """Repeats from which on two loaders are compared in pairs. Pairs have half of Welch's degrees of freedom, so that with
 fewer repeats Welch's interval is the narrower one, unless turns differ by more than cells do."""
+_LEAST_GROUPS: Final = 8
+"""With fewer, the usual scatter of a run is not known."""
+_FREEDOMS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Of the common variance: few where the groups' differ much."""
+_OF_TYPICAL: Final = 0.75
+"""Degrees of freedom that the common variance counts in each group. With more, loaders that scatter more than others
+are called different from themselves too often."""
+_LEAST_DEVIATION: Final = 1e-4
+"""Times are no surer than that."""
 _RESAMPLES: Final = 1000
 _DRAWS: Final = 2000
 _MOST_FREEDOM: Final = 1000.0
@@ -109,11 +119,42 @@ Cells: TypeAlias = Mapping[int, Sequence[float]] | Sequence[Sequence[float]]
 """Values by cell: by the cell's repeat, or without it."""
 
 
-def estimate(groups: Iterable[Cells], *, log: bool = True) -> Estimate:
+def find_typical(groups: Iterable[Cells]) -> float | None:
+    """Return how far the cells of these groups usually lie apart, as a variance of the logarithm.
+
+    None of fewer than 8 groups with repeats. The variances of groups are taken for draws around a common one, so that
+    a group's over the common one has the distribution F (Smyth, Linear Models and Empirical Bayes Methods, 2004,
+    section 3). It is the most likely one of a grid.
+    """
+    found = []
+    for group in groups:
+        cells = [np.asarray(cell, np.float64) for cell in (group.values() if isinstance(group, Mapping) else group)]
+        if len(cells) > 1 and min(float(cell.min()) for cell in cells) > 0:
+            means = np.array([np.log(cell).mean() for cell in cells])
+            found.append((float(means.var(ddof=1)), len(cells) - 1))
+    if len(found) < _LEAST_GROUPS:
+        return None
+    variances, own = (np.array(values) for values in zip(*found, strict=True))
+    variances = variances.clip(min=_LEAST_DEVIATION**2)
+    grid = product(float(np.median(variances)) * np.geomspace(0.05, 20, 49), _FREEDOMS)
+    return float(
+        max(grid, key=lambda one: _likelihood(variances / one[0], own, one[1]) - len(own) * math.log(one[0]))[0]
+    )
+
+
+def _likelihood(ratios: _Floats, own: _Floats, freedom: float) -> float:
+    """Return the logarithm of the likelihood of ratios of variances, each with F of `own` and `freedom` degrees."""
+    scaled = np.log(own * ratios / (own * ratios + freedom))
+    rest = np.log(freedom / (own * ratios + freedom))
+    beta = [math.lgamma(one / 2) + math.lgamma(freedom / 2) - math.lgamma((one + freedom) / 2) for one in own]
+    return float((own / 2 * scaled + freedom / 2 * rest - np.log(ratios) - beta).sum())
+
+
+def estimate(groups: Iterable[Cells], *, log: bool = True, typical: float | None = None) -> Estimate:
     """Return the median of values by group and cell, with its standard error.
 
     A group is one loader in one setting, workload and regime. With `log` the error is that of the logarithm, unless a
-    value is not above 0.
+    value is not above 0; `typical` is then how far the cells of the run's groups usually lie apart.
     """
     every_group = list(groups)
     cells = [
@@ -127,14 +168,15 @@ def estimate(groups: Iterable[Cells], *, log: bool = True) -> Estimate:
         return Estimate(middle, 0.0, 0.0, log)
     freedom = float(sum(len(group) - 1 for group in cells))
     scaled = [[np.log(cell) for cell in group] for group in cells] if log else cells
-    error = float(_resample_medians(scaled, freedom).std()) if np.ptp(every) else 0.0
+    typical = typical if log else None
+    error = float(_resample_medians(scaled, freedom, typical).std()) if np.ptp(every) or typical else 0.0
     turns: Mapping[int, float] = {}
     if log and len(cells) == 1 and isinstance(every_group[0], Mapping):
         turns = {repeat: float(cell.mean()) for repeat, cell in zip(every_group[0], scaled[0], strict=True)}
-    return Estimate(middle, error, freedom, log, turns)
+    return Estimate(middle, error, freedom + (_OF_TYPICAL if typical else 0.0), log, turns)
 
 
-def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _Floats:
+def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float, typical: float | None) -> _Floats:
     """Return the medians of resamples, each with as many cells of a group as there were.
 
     The epochs of a resampled cell keep how they lie around its mean. The cells' means are normal draws with the
@@ -142,7 +184,10 @@ def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _F
     median of a few values that are drawn again and again is most often the same one.
     """
     means = [np.array([cell.mean() for cell in cells]) for cells in groups]
-    deviation = math.sqrt(sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means) / freedom)
+    squares = sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means)
+    if typical is not None:
+        squares, freedom = squares + _OF_TYPICAL * typical, freedom + _OF_TYPICAL
+    deviation = math.sqrt(squares / freedom)
     random = np.random.default_rng(_SEED)
     drawn = []
     for cells, mean in zip(groups, means, strict=True):
@@ -182,14 +227,14 @@ def divide(above: Estimate, below: Estimate) -> Estimate:
     return Estimate(ratio, error, freedom, log)
 
 
-def compare_cells(above: Cells, below: Cells) -> Ratio | None:
+def compare_cells(above: Cells, below: Cells, typical: float | None = None) -> Ratio | None:
     """Return the ratio of values by cell; None when either is unknown or the lower one is 0."""
     if not above or not below:
         return None
-    denominator = estimate([below])
+    denominator = estimate([below], typical=typical)
     if not denominator.value:
         return None
-    ratio = divide(estimate([above]), denominator)
+    ratio = divide(estimate([above], typical=typical), denominator)
     return Ratio(ratio.value, ratio.interval)
 
 

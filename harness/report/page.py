@@ -95,7 +95,6 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         all_domains=DOMAINS,
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
-        read_joules=lambda row: row.drawn_j,
         marks=explain_marks(groups),
         medians="; ".join(filter(None, [describe_medians(groups), note_model_check(results)])),
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias, get_args
 
-from harness.report.intervals import Ratio, compare_cells
+from harness.report.intervals import Ratio, compare_cells, find_typical
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread, select_settled
 from harness.results.reader import Results
 
+Compared: TypeAlias = Literal["duration_s", "samples_per_s", "drawn_j"]
+"""Columns of a row of which ratios are shown."""
 _MAX_COMPARED: Final = 6
 
 
@@ -66,6 +68,8 @@ class LoaderGroup:
     """Median error bound of drawn_j."""
     au: float | None
     mb_per_s: float | None
+    typical: Mapping[str, float | None] = field(default_factory=dict)
+    """How far cells usually lie apart in the run, by the column that is compared: see `find_typical`."""
 
     @property
     def trusted(self) -> bool:
@@ -82,13 +86,15 @@ def summarise(results: Results) -> tuple[LoaderGroup, ...]:
     """Return the groups in the order workload, regime from near to far, loader as configured."""
     used = {(row.workload, row.regime, row.loader) for row in results.rows}
     used |= {(cell.workload, cell.regime, cell.loader) for cell in results.cells}
-    return tuple(
+    groups = [
         _group(results, workload, regime, loader)
         for workload in results.workloads
         for regime in results.regimes
         for loader in results.loaders
         if (workload, regime, loader) in used
-    )
+    ]
+    typical = {of: find_typical(_by_repeat(group, of) for group in groups) for of in get_args(Compared)}
+    return tuple(replace(group, typical=typical) for group in groups)
 
 
 def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderGroup:
@@ -147,15 +153,11 @@ def find(groups: Iterable[LoaderGroup], workload: str, regime: str, loader: str 
     return next((group for group in groups if (group.workload, group.regime, group.loader) == wanted), None)
 
 
-def compute_ratio(
-    above: LoaderGroup | None,
-    below: LoaderGroup | None,
-    read: Callable[[EpochRow], float | None] = lambda row: row.duration_s,
-) -> Ratio | None:
-    """Return the ratio of what `read` finds in two groups' rows; None when either is unknown or the lower one is 0."""
+def compute_ratio(above: LoaderGroup | None, below: LoaderGroup | None, of: Compared = "duration_s") -> Ratio | None:
+    """Return the ratio of a column of two groups' rows; None when either is unknown or the lower one is 0."""
     if above is None or below is None:
         return None
-    found = compare_cells(_by_repeat(above, read), _by_repeat(below, read))
+    found = compare_cells(_by_repeat(above, of), _by_repeat(below, of), above.typical.get(of))
     if found is None:
         return None
     interval, is_own = found.interval, above is below
@@ -167,10 +169,10 @@ def compute_ratio(
     )
 
 
-def _by_repeat(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> dict[int, list[float]]:
+def _by_repeat(group: LoaderGroup, of: Compared) -> dict[int, list[float]]:
     cells: dict[int, list[float]] = {}
     for row in group.rows:
-        if (value := read(row)) is not None:
+        if (value := getattr(row, of)) is not None:
             cells.setdefault(row.repeat, []).append(value)
     return cells
 

@@ -188,7 +188,7 @@ def _write_group(
     total = joules(group.drawn_j.median if group.drawn_j else None)
     if group.estimated and group.drawn_j and not all_estimated:
         total += " est."
-    time, energy = compute_ratio(group, base), compute_ratio(group, base, lambda row: row.drawn_j)
+    time, energy = compute_ratio(group, base), compute_ratio(group, base, "drawn_j")
     cells = _write_stat(group, group.time_s, seconds(group.time_s.median if group.time_s else None))
     cells += [write_ratio(time), TableCell(span(time), "dim")] if compared else []
     cells += [TableCell(least_difference(time), "dim")] if compared and repeated else []

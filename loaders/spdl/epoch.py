@@ -202,8 +202,12 @@ class SpdlEpoch:
                 return None
 
     def _timeout_error(self, late: Stalled) -> SampleTimeoutError:
-        processes = 0 if self._executors.processes is None else self._executors.processes.count
-        return self._work.timeout_error(late, f"{'worker' if late.worker < processes else 'thread'} {late.worker}")
+        _, _, files, processes = self._executors
+        if processes is not None and late.worker < processes.count:
+            what = "worker"
+        else:
+            what = "coroutine" if files is not None and late.worker in files.slots else "thread"
+        return self._work.timeout_error(late, f"{what} {late.worker}")
 
     def _load(self, sample_id: int) -> Loaded:
         with self._noting_failure(sample_id):

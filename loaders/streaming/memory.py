@@ -19,6 +19,8 @@ _TOP_PAD: Final = 64 * 2**20
 def keep_freed_memory(nbytes: int, *, arenas: int | None = None) -> bool:
     """Have the C library keep so many bytes of freed memory in each of its arenas; return whether it can do so.
 
+    The setting is of the whole process: it holds for all of its threads, and for blocks of up to 32 MiB.
+
     glibc maps large blocks each time, and the kernel clears their pages, which costs as much as receiving a third of
     them (mallopt(3)), and delays other threads. `arenas` is the most that there may be (default: glibc's choice).
     """

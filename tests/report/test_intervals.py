@@ -17,6 +17,7 @@ from harness.report.intervals import (
     compare_cells,
     divide,
     estimate,
+    find_typical,
     student_quantile,
 )
 
@@ -85,6 +86,38 @@ def test_few_repeats_beside_many_call_no_more_differences(many: int, few: int) -
         assert found is not None
         called += not found.is_noise
     assert called <= 65
+
+
+@pytest.mark.parametrize(("repeats", "unlike"), [((2,), 0.0), ((2,), 0.8), ((3,), 0.8), ((5, 2), 1.0)])
+def test_loaders_of_a_run_that_scatter_unlike_each_other_are_called_different_from_themselves_in_6_percent(
+    repeats: tuple[int, ...], unlike: float
+) -> None:
+    random, called, least = np.random.default_rng(2), 0, []
+    for _ in range(200):
+        spreads = np.repeat(0.015 * np.exp(unlike * random.standard_normal(6)), 2)
+        groups = [
+            {
+                repeat: [float(np.exp(spread * random.standard_normal()))]
+                for repeat in range(repeats[place % len(repeats)])
+            }
+            for place, spread in enumerate(spreads)
+        ]
+        typical = find_typical(groups)
+        for first, second in zip(groups[::2], groups[1::2], strict=True):
+            with_it, alone = compare_cells(first, second, typical), compare_cells(first, second)
+            assert with_it is not None and alone is not None
+            called += not with_it.is_noise
+            least.append((with_it.least_difference, alone.least_difference))
+    assert called <= 72
+    narrower, wider = np.median(np.array(least, float), axis=0)
+    assert narrower < 0.95 * wider
+
+
+def test_what_is_usual_is_not_known_of_few_groups_or_without_repeats() -> None:
+    groups = [{1: [1.0], 2: [1.0 + 0.001 * place]} for place in range(1, 9)]
+    assert find_typical(groups[:7]) is None
+    assert find_typical([{1: [1.0]}] * 20) is None
+    assert find_typical(groups) == pytest.approx(5e-6, rel=1.0)
 
 
 @pytest.mark.parametrize(("repeats", "cell"), [(8, 0.01), (16, 0.02)])

@@ -10,7 +10,7 @@ from typing import Any
 from harness.report.claims.definition import Definition, Values
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.rows import ClaimRow
-from harness.report.intervals import Cells, Estimate, estimate
+from harness.report.intervals import Cells, Estimate, estimate, find_typical
 from harness.report.labels import rtt, spell
 from harness.results.epoch_row import select_settled
 
@@ -57,9 +57,23 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
         by_setting.setdefault(row.key if definition.peak else "", []).append(row)
     # A share lies between 0 and 1, where its logarithm means nothing; a ratio of two shares is a ratio.
     log = definition.over is not None or METRICS[definition.metric] != "share"
-    estimates = {key: estimate(group_cells(group, definition.metric), log=log) for key, group in by_setting.items()}
+    typical = _find_typical(rows, definition) if log else None
+    estimates = {
+        key: estimate(group_cells(group, definition.metric), log=log, typical=typical)
+        for key, group in by_setting.items()
+    }
     best = max(estimates, key=lambda key: estimates[key].value)
     return Sample(estimates[best], tuple(by_setting[best]), spell(best) if definition.peak else name)
+
+
+def _find_typical(rows: Sequence[ClaimRow], definition: Definition) -> float | None:
+    """Return how far the cells of all of the run's groups usually lie apart in the claim's metric."""
+    every = list(select_settled(rows)) if definition.settled else rows
+    return find_typical(
+        group_cells(
+            [row for row in every if row.verdict == "valid" and definition.metric in row.values], definition.metric
+        )
+    )
 
 
 def group_cells(rows: Sequence[ClaimRow], metric: str) -> list[Cells]:

@@ -257,7 +257,7 @@ def compute_share(spec: Bars, results: Results, bar: LoaderBar, fixed: LoaderGro
     if "share_of_link" in spec.measures:
         link = _find_link_mb_per_s(results, bar.group.regime)
         return None if link is None or bar.group.mb_per_s is None else bar.group.mb_per_s / link
-    ratio = compute_ratio(bar.group, fixed, lambda row: row.samples_per_s)
+    ratio = compute_ratio(bar.group, fixed, "samples_per_s")
     return None if ratio is None else ratio.value
 
 

@@ -208,7 +208,7 @@ def _write_share(share: Ratio | None) -> str:
 def _compare_stages(bars: Sequence[LoaderBar], quantity: str) -> Ratio | None:
     """Return the last stage but one over the last, in energy or time: the share of reading and preprocessing."""
     above, below = bars[-2].group, bars[-1].group
-    return compute_ratio(above, below, lambda row: row.drawn_j) if quantity == "energy" else compute_ratio(above, below)
+    return compute_ratio(above, below, "drawn_j" if quantity == "energy" else "duration_s")
 
 
 def _find_paper_share(spec: Bars, results: Results, regime: str, quantity: str) -> float | None:
