@@ -96,6 +96,12 @@ class Side:
             found[key] = [_by_repeat(each[key], metric) for each in self._groups]
         return found
 
+    def typical(self, metric: str) -> float | None:
+        """Return how far cells usually lie apart in a side of one run, as `find_typical` does."""
+        groups = self._groups[0].values()
+        of = "duration_s" if metric == "seconds" else "drawn_j"
+        return next((one.typical.get(of) for one in groups), None) if len(self.runs) == 1 else None
+
     def alternates_with(self, other: Side) -> bool:
         """Whether the folders of the two sides were measured in turns, so that each is a pair with one of the other."""
         if len(self.runs) != len(other.runs) or len(self.runs) < 2:

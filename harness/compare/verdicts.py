@@ -68,7 +68,10 @@ def _list_ratios(before: Side, after: Side) -> Iterator[ComparedRow]:
     for metric in ("seconds", "joules"):
         own, other = before.values(metric), after.values(metric)
         for key in [key for key in own if key in other]:
-            first, second = (estimate([_cells(cells, in_turns)]) for cells in (own[key], other[key]))
+            first, second = (
+                estimate([_cells(side.values(metric)[key], in_turns)], typical=side.typical(metric))
+                for side in (before, after)
+            )
             if first.value <= 0 or second.value <= 0:
                 continue
             ratio = divide(second, first)

@@ -32,6 +32,9 @@ class Drawn:
     def values(self, metric: str) -> dict[Key, list[dict[int, list[float]]]]:
         return self._values if metric == "seconds" else {}
 
+    def typical(self, metric: str) -> None:
+        return None
+
     def alternates_with(self, other: object) -> bool:
         return self._in_turns
 
