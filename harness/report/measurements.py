@@ -49,7 +49,8 @@ def mark_settled(frame: pd.DataFrame) -> pd.Series[bool]:
 
 def compare_frames(above: pd.DataFrame, below: pd.DataFrame, column: str = "duration_s") -> Ratio | None:
     """Return the ratio of a column of two frames, by cell; None where either frame has no value."""
-    return compare_cells(*(_by_cell(frame.dropna(subset=[column]), column) for frame in (above, below)))
+    first, second = (_by_cell(frame.dropna(subset=[column]), column) for frame in (above, below))
+    return compare_cells(first, second)
 
 
 def _by_cell(frame: pd.DataFrame, column: str) -> Cells:
