@@ -39,7 +39,7 @@ class Comparison:
     unlike: Mapping[str, Sequence[str]]
     """Differences of the sides that were accepted, by kind."""
     subjects: Sequence[str]
-    """What is compared: code and settings in which they differ."""
+    """Code and settings in which they differ, and which are compared."""
     same_within: float = SAME_WITHIN
 
     @classmethod

@@ -146,7 +146,7 @@ def list_unlike(before: Side, after: Side) -> dict[str, list[str]]:
 
 
 def list_subjects(before: Side, after: Side) -> list[str]:
-    """Return what is compared: the code and the loaders' settings in which the sides differ."""
+    """Return the code and the loaders' settings in which the sides differ, and which are compared."""
     own, other = (side.facts()["subject"] for side in (before, after))
     return [
         f"{name}: {own.get(name, 'absent')} and {other.get(name, 'absent')}"
