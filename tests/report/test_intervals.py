@@ -117,7 +117,7 @@ def test_what_is_usual_is_not_known_of_few_groups_or_without_repeats() -> None:
     groups = [{1: [1.0], 2: [1.0 + 0.001 * place]} for place in range(1, 9)]
     assert find_typical(groups[:7]) is None
     assert find_typical([{1: [1.0]}] * 20) is None
-    assert find_typical(groups) == pytest.approx(5e-6, rel=1.0)
+    assert find_typical(groups) == pytest.approx(1.28e-5, rel=0.1)  # the mean of variances that are alike
 
 
 @pytest.mark.parametrize(("repeats", "cell"), [(8, 0.01), (16, 0.02)])
