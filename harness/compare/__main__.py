@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-from harness.compare.show import Comparison
+from harness.compare.show import SidesCompared
 from harness.compare.sides import KINDS, Side
 from harness.compare.turns import Version, measure_in_turns
 from harness.compare.verdicts import SAME_WITHIN, Gate
@@ -144,13 +144,13 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     before, *others = sides
     outcomes = []
     for after in others:
-        found = Comparison.of(before, after, same_within=options.same_within / 100, accepted=options.accept)
+        found = SidesCompared.of(before, after, same_within=options.same_within / 100, accepted=options.accept)
         _write(found, options, console)
         outcomes.append(options.gate.judge(found.rows))
     return _SLOWER if "fails" in outcomes else _UNDECIDED if "undecided" in outcomes else 0
 
 
-def _write(found: Comparison, options: argparse.Namespace, console: Console) -> None:
+def _write(found: SidesCompared, options: argparse.Namespace, console: Console) -> None:
     if "-" not in (options.markdown, options.json):
         found.print(console)
     for target, text in (

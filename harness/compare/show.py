@@ -30,7 +30,7 @@ _CSS: Final = Path(__file__).parents[1] / "report" / "template" / "report.css"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SidesCompared:
     """Two sides, compared."""
 
     before: Side
@@ -45,7 +45,7 @@ class Comparison:
     @classmethod
     def of(
         cls, before: Side, after: Side, *, same_within: float = SAME_WITHIN, accepted: Collection[str] = ()
-    ) -> Comparison:
+    ) -> SidesCompared:
         """Compare two sides; raises ResultsError naming each difference that is not accepted, and without a row."""
         unlike = list_unlike(before, after)
         refused = {kind: lines for kind, lines in unlike.items() if kind not in accepted}
@@ -215,6 +215,6 @@ def print_jobs_compared(folders: Sequence[Path], console: Console) -> None:
     first, *others = (Side.read([folder]) for folder in folders)
     for other in others:
         try:
-            Comparison.of(first, other).print(console)
+            SidesCompared.of(first, other).print(console)
         except ResultsError as error:
             console.print(f"not compared: {error}", style="dim", highlight=False, markup=False, soft_wrap=True)

@@ -169,7 +169,7 @@ def estimate(groups: Iterable[Cells], *, log: bool = True, typical: float | None
     freedom = float(sum(len(group) - 1 for group in cells))
     scaled = [[np.log(cell) for cell in group] for group in cells] if log else cells
     typical = typical if log else None
-    error = float(_resample_medians(scaled, freedom, typical).std()) if np.ptp(every) or typical else 0.0
+    error = float(_resample_medians(scaled, freedom, typical).std()) if np.ptp(every) else 0.0
     turns: Mapping[int, float] = {}
     if log and len(cells) == 1 and isinstance(every_group[0], Mapping):
         turns = {repeat: float(cell.mean()) for repeat, cell in zip(every_group[0], scaled[0], strict=True)}

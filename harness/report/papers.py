@@ -63,11 +63,27 @@ class Published(Section):
         return self.conflict if isinstance(self.conflict, Mapping) else {"": self.conflict} if self.conflict else {}
 
 
+class PaperItem(Section):
+    """A figure or table of a paper, and the experiment that makes it."""
+
+    item: str
+    experiment: str = ""
+    figure: str = ""
+    """Whose claims are this item's; empty: that of the experiment's name."""
+    minutes: float = 0.0
+    """Of the small size on two cores."""
+    needs: str = ""
+    """What some of its claims need besides two cores."""
+    absent: str = ""
+    """Why there is no experiment."""
+
+
 class Paper(Section):
-    """A paper and its values."""
+    """A paper, its figures and tables, and its values."""
 
     citation: str = Field(alias="paper")
     name: str
+    items: list[PaperItem] = Field(default_factory=list)
     values: Mapping[str, Published]
 
 

@@ -1,0 +1,56 @@
+"""A page a paper: each item's figure beside the paper's values, and every claim."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from harness.papers.items import MARKS, PaperRun, count_verdicts
+from harness.report.papers import Paper, PaperItem
+from harness.results.files import write_whole
+from joulefeed.table import Style, Table, TableCell, TableColumn, to_html
+
+_CSS: Final = Path(__file__).parents[1] / "report" / "template" / "report.css"
+_STYLES: Final[Mapping[str, Style]] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "NOT CHECKED": "dim"}
+
+
+def write_pages(papers: Mapping[str, Paper], runs: Mapping[str, PaperRun], out: Path) -> list[Path]:
+    """Write NAME.html into `out` for each paper; returns their paths."""
+    written = []
+    for name, paper in papers.items():
+        parts = [part for item in paper.items for part in _write_item(item, runs.get(item.experiment), out)]
+        body = f"<h1>{escape(paper.name)}</h1><p>{escape(paper.citation)}</p>" + "".join(parts)
+        page = (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(paper.name)}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<style>{_CSS.read_text()}</style></head><body><main>{body}</main></body></html>\n"
+        )
+        written.append(out / f"{name}.html")
+        write_whole(written[-1], page.encode())
+    return written
+
+
+def _write_item(item: PaperItem, run: PaperRun | None, out: Path) -> list[str]:
+    if run is None:
+        why = item.absent or f"not run here: python -m harness +experiment={item.experiment}"
+        return [f"<h2>{escape(item.item)}</h2><p>{escape(why)}</p>"]
+    figure = item.figure or item.experiment
+    claims = run.claims_of(figure)
+    folder = Path(os.path.relpath(run.run.folder, out))
+    parts = [f"<h2>{escape(item.item)}: {escape(count_verdicts(claims) or 'no claim')}</h2>"]
+    parts.append(f'<p><a href="{folder}/report.html">{escape(run.run.folder.name)}</a></p>')
+    parts += [
+        f'<figure><img style="max-width:100%" src="{folder}/figures/{path.name}" alt="{path.stem}"></figure>'
+        for path in sorted((run.run.folder / "figures").glob(f"{figure}*.png"))
+    ]
+    heads: list[TableColumn | str] = [TableColumn(name, left=True) for name in ("", "claim", "here", "paper", "why")]
+    rows = [_write_claim(claim) for claim in claims]
+    return [*parts, f'<div class="scroll">{to_html(Table(heads, rows))}</div>' if rows else ""]
+
+
+def _write_claim(claim: Mapping[str, Any]) -> list[TableCell | str]:
+    mark = TableCell(MARKS[claim["verdict"]], _STYLES[claim["verdict"]])
+    return [mark, claim["claim"], TableCell(claim["actual"], detail=claim["span"]), claim["expected"], claim["reason"]]

@@ -1,0 +1,141 @@
+"""The scorecard: what of the papers reproduces here, from runs that are kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import ResultsError
+from harness.papers.items import MARKS, PaperRun, count_verdicts, dump
+from harness.report.papers import Paper
+from harness.results.files import write_whole
+from harness.results.folder import RunFolder
+from harness.validate.__main__ import validate
+
+MOST_KB: Final = 150
+"""Of a figure that is kept."""
+_COLOURS: Final = 64
+_KEPT: Final = ("epochs.parquet", "claims.json", "config.yaml", "readers.json")
+
+
+def keep(runs: Mapping[str, PaperRun], out: Path) -> None:
+    """Copy rows, checks, claims, provenance and figures of runs into `out`, a folder an experiment.
+
+    Raises ResultsError for a run that states something else than what its raw files contain.
+    """
+    for name, one in runs.items():
+        differences = validate(one.run).differences
+        if differences:
+            raise ResultsError(
+                f"{one.run.folder}: states something else than what its raw files contain: {differences[0]}; see "
+                f"python -m harness.validate {one.run.folder}"
+            )
+        fresh = out / f"{name}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        for file in (*_KEPT, *(path.name for path in one.run.folder.glob("provenance*.json"))):
+            if (one.run.folder / file).exists():
+                shutil.copyfile(one.run.folder / file, fresh / file)
+        checks = json.loads(one.run.checks.read_text())
+        pq.write_table(pa.Table.from_pylist(checks), fresh / "checks.parquet", compression="zstd")
+        described = {"started_utc": one.started_utc, "minutes": round(one.minutes, 1), "commit": one.commit}
+        write_whole(fresh / "run.json", dump(described).encode())
+        for figure in sorted((one.run.folder / "figures").glob("*.png")):
+            _shrink(figure, fresh / figure.name)
+        shutil.rmtree(out / name, ignore_errors=True)
+        fresh.rename(out / name)
+
+
+def _shrink(figure: Path, target: Path) -> None:
+    """Write a figure with few colours, and smaller until it has MOST_KB at most."""
+    from PIL import Image
+
+    with Image.open(figure) as image:
+        picture = image.convert("RGB")
+    while True:
+        picture.quantize(_COLOURS).save(target, optimize=True)
+        if target.stat().st_size <= 1000 * MOST_KB:
+            return
+        picture = picture.resize((round(0.85 * picture.width), round(0.85 * picture.height)), Image.Resampling.LANCZOS)
+
+
+class Kept:
+    """A run that is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.described: Mapping[str, Any] = json.loads((folder / "run.json").read_text())
+        self.claims: Sequence[Mapping[str, Any]] = json.loads((folder / "claims.json").read_text())
+
+    def claims_of(self, figure: str) -> list[Mapping[str, Any]]:
+        """Return the claims that belong to a figure."""
+        return PaperRun(RunFolder(self.folder)).claims_of(figure)
+
+
+def write_scorecard(papers: Mapping[str, Paper], kept: Path, page: Path) -> None:
+    """Write the page from what is kept."""
+    write_whole(page, make_scorecard(papers, kept).encode())
+
+
+def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
+    """Return the page: counts, then every claim of every item with its verdict, reason, date and commit."""
+    runs = {folder.parent.name: Kept(folder.parent) for folder in sorted(kept.glob("*/run.json"))}
+    every = [claim for run in runs.values() for claim in run.claims]
+    lines = [
+        "# What of the papers reproduces here",
+        "",
+        "Every experiment at its small size, on one machine of two cores without a GPU. Each claim comes from a run",
+        "whose rows, checks, claims and provenance are in [benchmarks/results/papers](../benchmarks/results/papers).",
+        "`python -m harness.papers score` writes this page.",
+        "",
+        *_count(every),
+        "",
+    ]
+    for name, paper in papers.items():
+        lines += [f"## {paper.name}", "", f"{paper.citation}. `python -m harness.papers run --paper {name}`", ""]
+        lines += _list_items(paper, runs)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _count(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    counts = Counter(str(claim["verdict"]) for claim in claims)
+    yield "| verdict | claims |"
+    yield "|---|---|"
+    for verdict, mark in MARKS.items():
+        yield f"| {mark} {verdict} | {counts[verdict]} |"
+
+
+def _list_items(paper: Paper, runs: Mapping[str, Kept]) -> Iterator[str]:
+    for item in paper.items:
+        run = runs.get(item.experiment)
+        if not item.experiment or run is None:
+            yield f"### {item.item}: {'absent' if not item.experiment else 'not run'}"
+            yield ""
+            yield f"{item.absent or f'`python -m harness +experiment={item.experiment}` has no kept run.'}"
+            yield ""
+            continue
+        claims = run.claims_of(item.figure or item.experiment)
+        date, commit, minutes = (run.described[key] for key in ("started_utc", "commit", "minutes"))
+        yield f"### {item.item}: {count_verdicts(claims) or 'no claim'}"
+        yield ""
+        yield f"`python -m harness +experiment={item.experiment}`, {date[:10]}, commit {commit}, {minutes} min."
+        yield ""
+        picture = run.folder / f"{item.figure or item.experiment}.png"
+        if picture.exists():
+            yield f"![{item.item}](../benchmarks/results/papers/{run.folder.name}/{picture.name})"
+            yield ""
+        if claims:
+            yield "| | claim | here | paper | why |"
+            yield "|---|---|---|---|---|"
+        for claim in claims:
+            here = f"{claim['actual']}<br>{claim['span']}" if claim["span"] else claim["actual"]
+            cells = [MARKS[claim["verdict"]], claim["claim"], here, claim["expected"], claim["reason"]]
+            yield f"| {' | '.join(str(cell).replace('|', '¦') for cell in cells)} |"
+        yield ""

@@ -1,0 +1,101 @@
+"""python -m harness.papers: every item has a command or a reason, runs go on, the scorecard is of kept runs."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from PIL import Image
+
+from harness.config import list_packaged
+from harness.papers import run as runner
+from harness.papers.__main__ import main
+from harness.papers.items import find_partial, find_runs, list_experiments, list_papers
+from harness.papers.score import MOST_KB, make_scorecard
+from harness.report.claims import make_definitions
+from harness.results.files import write_json
+from harness.results.folder import RunFolder
+from tests.harness.test_validate import run as validated
+
+OF_NO_PAPER = {"aa", "smoke", "gpu_smoke", "wan30ms"}
+
+
+@pytest.fixture
+def paper_run(tmp_path, stored):
+    """Return a whole run of emlio_fig5, with a figure."""
+    run = validated.__wrapped__(tmp_path, stored)
+    write_json(run.plan, {**json.loads(run.plan.read_text()), "experiment": "emlio_fig5"})
+    (run.folder / "figures").mkdir(exist_ok=True)
+    Image.effect_noise((1500, 900), 90).save(run.folder / "figures" / "emlio_fig5.png")
+    return run
+
+
+def test_every_experiment_and_every_claim_is_of_an_item():
+    items = [item for paper in list_papers().values() for item in paper.items]
+    assert all(bool(item.experiment) != bool(item.absent) for item in items)
+    assert {item.experiment for item in items} - {""} == set(list_packaged("experiment")) - OF_NO_PAPER
+    figures = {item.figure or item.experiment for item in items}
+    assert {one.figure for one in make_definitions()} - figures == {"aa"}
+
+
+def test_the_list_has_each_item_s_command_and_its_last_verdicts(paper_run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["--out", str(paper_run.folder.parent)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "EMLIO figure 5 " in line)
+    assert "+experiment=emlio_fig5" in line
+    assert "21–" in line
+    assert main(["--paper", "none"]) == 2
+
+
+def test_a_run_does_what_is_missing_resumes_what_was_interrupted_and_stops_at_a_signal(paper_run, monkeypatch, capsys):
+    out = paper_run.folder.parent
+    partial = RunFolder.create(out, "emlio_fig7")
+    write_json(partial.plan, {**json.loads(paper_run.plan.read_text()), "experiment": "emlio_fig7"})
+    write_json(partial.config, json.loads(paper_run.config.read_text()))
+    commands: list[Sequence[str]] = []
+    statuses = iter([0, 3, 130])
+
+    class Done:
+        def __init__(self, command, **_):
+            commands.append(command[3:])
+            self.returncode = next(statuses)
+
+    monkeypatch.setattr(runner.subprocess, "run", Done)
+    arguments = [
+        "run",
+        "--paper",
+        "emlio",
+        "--out",
+        str(out),
+        "--experiments",
+        "emlio_fig5",
+        "emlio_fig7",
+        "emlio_fig8",
+    ]
+    arguments += ["emlio_fig9", "emlio_fig10"]
+    assert main(arguments) == 130
+    assert [words[0] for words in commands] == [
+        f"resume={partial.folder.name}",
+        "+experiment=emlio_fig8",
+        "+experiment=emlio_fig9",
+    ]
+    page = (out / "emlio.html").read_text()
+    assert "figures/emlio_fig5.png" in page
+    assert "not run here" in page
+    assert find_partial(out, "emlio_fig5", "small") is None
+    assert list_experiments(list_papers("emlio"))[0] == "aa"
+
+
+def test_the_scorecard_is_of_kept_runs_that_validate(paper_run, tmp_path, capsys):
+    out, kept, page = paper_run.folder.parent, tmp_path / "kept", tmp_path / "scorecard.md"
+    arguments = ["score", "--out", str(out), "--kept", str(kept), "--page", str(page)]
+    assert main(arguments) == 0
+    assert page.read_text() == make_scorecard(list_papers(), kept)
+    assert "| – NOT CHECKED | 21 |" in page.read_text()
+    assert "PyTorch's epoch takes 24.1× as long" in page.read_text()
+    assert (kept / "emlio_fig5" / "emlio_fig5.png").stat().st_size <= 1000 * MOST_KB
+    assert set(find_runs([out], "small")) == {"emlio_fig5"}
+    claims = json.loads(paper_run.claims.read_text())
+    claims[0]["verdict"] = "PASS"
+    write_json(paper_run.claims, claims)
+    assert main(arguments) == 2
+    assert "states something else" in capsys.readouterr().err
