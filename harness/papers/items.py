@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from harness.config import list_packaged
 from harness.errors import ConfigError
-from harness.report.claims import make_definitions
+from harness.report.claims.reader import make_definitions
 from harness.report.papers import Paper, PaperItem, read_paper
 from harness.results.files import RUN, read_json
 from harness.results.folder import Ledger, RunFolder
