@@ -40,7 +40,7 @@ def settle(
     make: Callable[[], Step],
     read: Callable[[], Sequence[DeviceState]],
     spec: SettleSpec,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> Settled | None:
     """Train on made-up batches until the temperatures of all devices are steady; waits alone where nothing is trained.
 
@@ -51,7 +51,7 @@ def settle(
         read: returns the state of the devices.
         spec: a temperature is steady when its means over the two halves of the last `over_s` seconds differ by at most
             `degrees`; `max_s` ends the wait.
-        tell: gets a line about twice a second.
+        report: gets a line about twice a second.
     """
     first = temps = _read_temps(read) if spec.max_s else {}
     if not first:
@@ -64,7 +64,7 @@ def settle(
             step.warm_up()
         time.sleep(max(0.0, ends - time.monotonic()))
         now, temps = time.monotonic(), _read_temps(read)
-        tell(f"until {', '.join(f'{device} {temp_c:.0f} °C' for device, temp_c in temps.items())} are steady")
+        report(f"until {', '.join(f'{device} {temp_c:.0f} °C' for device, temp_c in temps.items())} are steady")
         seen.append((now, temps))
         while seen[0][0] < now - spec.over_s:
             seen.popleft()

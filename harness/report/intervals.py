@@ -58,6 +58,8 @@ class Ratio:
     """Whether it has none because a median is of one repeat: whether it is a difference is not known."""
     trusted: bool = True
     """Whether both medians are of valid rows."""
+    is_accurate: bool = True
+    """Whether the accuracy of the sensors is known, of joules."""
 
     @property
     def is_noise(self) -> bool:
@@ -73,6 +75,16 @@ class Ratio:
         if self.interval is None or self.interval.low <= 0:
             return None
         return math.sqrt(self.interval.high / self.interval.low) - 1
+
+
+def widen(interval: Interval, above: float, below: float = 0.0) -> Interval:
+    """Return the interval of a ratio, of values above 0, whose sides may be off by these shares whatever is repeated.
+
+    A sensor that is wrong is as wrong in every repeat, so this comes after the interval over repeats. Without `below`
+    it is that of a number.
+    """
+    most = interval.high * (1 + above) / (1 - below) if below < 1 else math.inf
+    return Interval(interval.low * max(0.0, 1 - above) / (1 + below), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +255,35 @@ def student_quantile(share: float, freedom: float) -> float:
     density = np.cos(angles).clip(min=0) ** (freedom - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """By which share a value changed over a span of time, by a line through the logarithms of its cells."""
+
+    share: float
+    interval: Interval
+    """Its 95 % interval."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the interval holds 0, and no drift was found."""
+        return self.interval.holds(0.0)
+
+
+def fit_drift(cells: Sequence[tuple[float, float]], span_s: float) -> Drift | None:
+    """Return the drift over `span_s` of values above 0, each with its time, s; None of fewer than three cells."""
+    times, values = np.array(cells, np.float64).reshape(-1, 2).T
+    if len(times) < 3 or not np.ptp(times) or values.min() <= 0:
+        return None
+    around, logs = times - times.mean(), np.log(values)
+    slope = float((around * logs).sum() / (around**2).sum())
+    left = logs - logs.mean() - slope * around
+    freedom = len(times) - 2
+    error = math.sqrt(float((left**2).sum()) / freedom / float((around**2).sum()))
+    half = student_quantile(1 - _MISSED / 2, freedom) * error
+    low, most_likely, high = (math.expm1(span_s * one) for one in (slope - half, slope, slope + half))
+    return Drift(most_likely, Interval(low, high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from energymon.reading import DIRECTNESS, ESTIMATE
 from harness.report.distance import compare_distances
 from harness.report.figures.sentences import fill, read_sentences
+from harness.report.intervals import fit_drift
 from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
-from harness.report.summary import LoaderGroup, Stat
+from harness.report.summary import LoaderGroup, Stat, choose_base, compute_joule_ratio, compute_ratio, find
 from harness.results.cells import CellResult, EnergyRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import DOMAINS, EpochRow
@@ -55,7 +59,7 @@ class Problem:
 
 def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Caveat, ...]:
     """Return what limits the figures first, then what explains them."""
-    facts = {**_list_facts(results), "energies": _energies(groups)}
+    facts = {**_list_facts(results, groups), "energies": _energies(groups)}
     found = [
         Caveat(fill(entry["topic"], one), fill(entry["text"], one), bool(entry.get("weakens") or one.get("weakens")))
         for entry in read_sentences()["caveats"]
@@ -64,7 +68,7 @@ def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Cavea
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
 
 
-def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
+def _list_facts(results: Results, groups: Sequence[LoaderGroup]) -> Mapping[str, Sequence[_Facts]]:
     """Return the facts that caveats are about, by the name that the templates use."""
     records = [cell.record for cell in results.cells if cell.record]
     agents: list[EnergyRecord] = []
@@ -105,6 +109,7 @@ def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
             {"cells": places.count(place), "all_cells": len(results.cells), "where": place}
             for place in dict.fromkeys(places)
         ],
+        "drifts": [fact for workload in results.workloads for fact in _drift(results, groups, workload)],
         "repeated": [{"cells": again}] if again else [],
         "notes": [{"loader": loader, "note": note.rstrip(".")} for loader, note in notes],
     }
@@ -144,6 +149,36 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     facts = {"estimated": estimated, "absent": absent, "sources": list(sources), "weakens": bool(estimated or absent)}
     facts["emulated"] = "GPU" in estimated
     return [facts] if rows else []
+
+
+def _drift(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Sequence[_Facts]:
+    """Return how the loader that reads nothing changed over the run, and what the comparisons can show."""
+    here = [group for group in groups if group.workload == workload]
+    rows = [row for group in here if group.loader in results.bounds for row in group.rows]
+    instants = [datetime.fromisoformat(at).timestamp() for row in results.rows for at in (row.start_utc, row.end_utc)]
+    changes, span_s = [], max(instants, default=0.0) - min(instants, default=0.0)
+    for what, read, compare in (
+        ("seconds", attrgetter("duration_s"), compute_ratio),
+        ("joules", attrgetter("drawn_j"), compute_joule_ratio),
+    ):
+        cells: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if (value := read(row)) is not None:
+                at_s = datetime.fromisoformat(row.start_utc).timestamp()
+                cells.setdefault(row.cell_id, []).append((at_s, value))
+        drift = fit_drift(
+            [(fmean(at for at, _ in of), fmean(value for _, value in of)) for of in cells.values()], span_s
+        )
+        pairs = [(group, find(here, workload, group.regime, choose_base(results))) for group in here]
+        ratios = [compare(group, base) for group, base in pairs if group.loader in results.readers]
+        known = [one.least_difference for one in ratios if one is not None and one.least_difference is not None]
+        if drift is not None:
+            least = min(known, default=None)
+            exceeds = least is not None and not drift.is_noise and abs(drift.share) > least
+            changes.append({"what": what, "drift": drift, "least": least, "exceeds": exceeds})
+    several = len(results.workloads) > 1
+    facts = {"workload": workload if several else "", "span_s": span_s, "changes": changes}
+    return [{**facts, "weakens": any(one["exceeds"] for one in changes)}] if changes else []
 
 
 def _idle(host: str, agent: EnergyRecord) -> _Facts:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from harness.report.intervals import Ratio, compare_cells
+from harness.report.intervals import Ratio, compare_cells, widen
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread, select_settled
 from harness.results.reader import Results
 
@@ -63,9 +63,16 @@ class LoaderGroup:
     estimated: frozenset[str]
     """Domains of `domain_j` whose joules are an estimate in any of the rows."""
     error_j: float | None
-    """Median error bound of drawn_j."""
+    """Median error bound of drawn_j, its resolution."""
+    accuracy_j: float | None
+    """Median bound of what the sensors themselves show wrongly; None where it is unknown in a row."""
     au: float | None
     mb_per_s: float | None
+
+    @property
+    def whole_error_j(self) -> float:
+        """Resolution and accuracy together, as far as they are known."""
+        return (self.error_j or 0.0) + (self.accuracy_j or 0.0)
 
     @property
     def trusted(self) -> bool:
@@ -117,6 +124,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
         estimated=frozenset().union(*(row.estimated for row in shown)).intersection(domains),
         error_j=compute_median(shown, lambda row: row.energy_error_j),
+        accuracy_j=compute_median(shown, lambda row: row.energy_accuracy_j) if is_accurate(shown) else None,
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),
     )
@@ -165,6 +173,42 @@ def compute_ratio(
         is_single=interval is None and not is_own,
         trusted=above.trusted and below.trusted,
     )
+
+
+def compute_joule_ratio(above: LoaderGroup | None, below: LoaderGroup | None) -> Ratio | None:
+    """Return the ratio of joules, its interval widened by what repeats do not show: resolution and accuracy."""
+    found = compute_ratio(above, below, lambda row: row.drawn_j)
+    if above is None or below is None or found is None or found.interval is None:
+        return found
+    sides = [[(row, row.drawn_j) for row in of.rows if row.drawn_j is not None] for of in (above, below)]
+    errors = find_joule_errors(*sides)
+    return replace(found, interval=widen(found.interval, *errors), is_accurate=is_accurate([*above.rows, *below.rows]))
+
+
+def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
+    """Return by which share the median joules of each side of a comparison may be off.
+
+    Each side is of rows with the joules that are compared. What a device shows wrongly by a share of its joules cancels
+    between two sides of the same device and source; what it does not see does not.
+    """
+    each = [list(side) for side in sides]
+    cancels = len(each) > 1 and len({row.energy_source for side in each for row, _ in side}) == 1
+    return [statistics.median(row.find_joule_error(joules, cancels=cancels) for row, joules in side) for side in each]
+
+
+def is_accurate(rows: Iterable[EpochRow]) -> bool:
+    """Return whether the accuracy of the sensors is known in every row."""
+    return all(row.energy_accuracy_j is not None for row in rows)
+
+
+def explain_joule_ratios(groups: Iterable[LoaderGroup]) -> str:
+    """Return what the intervals of ratios of joules hold beside repeats; empty where no sensor measured joules."""
+    known = [group for group in groups if group.error_j is not None or group.accuracy_j is not None]
+    if not known:
+        return ""
+    if all(group.accuracy_j is not None for group in known):
+        return "that of joules is widened by resolution and accuracy"
+    return "that of joules is widened by resolution alone: the sensors' accuracy is unknown"
 
 
 def _by_repeat(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> dict[int, list[float]]:

@@ -133,7 +133,7 @@ class CellData:
         return [r for r in self.readings if (r.node not in others if host is None else r.node == host.host)]
 
     def list_host_edges(self, epoch: int) -> list[HostEdges]:
-        """Return the edges of an epoch on the lead and on each other host, with the devices as a rank there saw them."""
+        """Return the edges of an epoch on the lead and on every other host, its devices as a rank there saw them."""
         edges = {rank: of[epoch] for rank, of in find_rank_edges(self.events).items() if epoch in of}
         found = [HostEdges("", *edges[0])]
         for host, epochs in self.cell.host_states.items():

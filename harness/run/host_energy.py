@@ -64,7 +64,7 @@ class _HostAgent:
 
 @dataclass(frozen=True, slots=True)
 class HostEdge:
-    """What is read of a host at an epoch's edge."""
+    """CPU time and state of a host at an epoch's edge."""
 
     cpu_s: Mapping[str, float]
     """CPU seconds so far, as `count_cpu` returns them."""
@@ -121,7 +121,7 @@ class HostAgents:
         return found
 
     def read_edges(self, here: EnergyAgent) -> dict[str, HostEdge]:
-        """Return what is read of all hosts of the run at an epoch's edge; nothing on one. Raises CellError.
+        """Return CPU time and state of all hosts of the run, now; nothing of a run on one. Raises CellError.
 
         `here` is the agent of this host, whose state the cell's events have.
         """

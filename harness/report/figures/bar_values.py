@@ -210,7 +210,7 @@ def _read_joules(spec: Bars, bar: LoaderBar, scale: float) -> BarValue | None:
         return _read_paper_joules(energy) if energy else None
     if bar.group is None or bar.group.drawn_j is None:
         return None
-    total, error = bar.group.drawn_j.median / scale, (bar.group.error_j or 0.0) / scale
+    total, error = bar.group.drawn_j.median / scale, bar.group.whole_error_j / scale
     parts = {domain: joules / scale for domain, joules in bar.group.domain_j.items()}
     whisker = (0.0, 0.0) if spec.stages else (error, error)
     return BarValue(total, significant(total), parts=parts, estimated=bar.group.estimated, whisker=whisker)

@@ -142,7 +142,7 @@ class CellMeasurement:
         return {path: daemon for one in each for path, daemon in zip(one.events, one.daemons, strict=True)}
 
     def add_edges(self, epoch: int, start: Mapping[str, HostEdge], end: Mapping[str, HostEdge]) -> None:
-        """Add what was read of each host at an epoch's start and at its end."""
+        """Add the readings of each host at an epoch's start and at its end."""
         for host, now in end.items():
             before_s, now_s = start[host].cpu_s, now.cpu_s
             grown = {part: now_s[part] - before_s[part] for part in now_s.keys() & before_s.keys()}
