@@ -69,7 +69,7 @@ class Counters:
         """Return the values of an event."""
         apart = ("host", "state", "parts")
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
-        own |= self.state.to_values()
+        own |= asdict(self.state)
         own |= {name if name == "cpus" else f"cpu_{name}": value for name, value in asdict(self.host).items()}
         for name, (used_s, nbytes) in self.parts.items():
             own |= {f"{name}_cpu_s": used_s, f"{name}_read_bytes": nbytes}

@@ -58,8 +58,6 @@ class Ratio:
     """Whether it has none because a median is of one repeat: whether it is a difference is not known."""
     trusted: bool = True
     """Whether both medians are of valid rows."""
-    is_accurate: bool = True
-    """Whether the accuracy of the sensors is known, of joules."""
 
     @property
     def is_noise(self) -> bool:
@@ -257,33 +255,21 @@ def student_quantile(share: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """By which share a value changed over a span of time, by a line through the logarithms of its cells."""
+def fit_drift(cells: Sequence[tuple[float, float]], span_s: float) -> Ratio | None:
+    """Return by which factor values above 0, each with its time, s, grow over `span_s`; None of fewer than three.
 
-    share: float
-    interval: Interval
-    """Its 95 % interval."""
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the interval holds 0, and no drift was found."""
-        return self.interval.holds(0.0)
-
-
-def fit_drift(cells: Sequence[tuple[float, float]], span_s: float) -> Drift | None:
-    """Return the drift over `span_s` of values above 0, each with its time, s; None of fewer than three cells."""
+    It is that of a line through their logarithms (least squares).
+    """
     times, values = np.array(cells, np.float64).reshape(-1, 2).T
     if len(times) < 3 or not np.ptp(times) or values.min() <= 0:
         return None
     around, logs = times - times.mean(), np.log(values)
-    slope = float((around * logs).sum() / (around**2).sum())
-    left = logs - logs.mean() - slope * around
-    freedom = len(times) - 2
-    error = math.sqrt(float((left**2).sum()) / freedom / float((around**2).sum()))
-    half = student_quantile(1 - _MISSED / 2, freedom) * error
-    low, most_likely, high = (math.expm1(span_s * one) for one in (slope - half, slope, slope + half))
-    return Drift(most_likely, Interval(low, high))
+    weight = float((around**2).sum())
+    slope = float((around * logs).sum()) / weight
+    left, freedom = logs - logs.mean() - slope * around, len(times) - 2
+    half = student_quantile(1 - _MISSED / 2, freedom) * math.sqrt(float((left**2).sum()) / freedom / weight)
+    low, value, high = (math.exp(span_s * one) for one in (slope - half, slope, slope + half))
+    return Ratio(value, Interval(low, high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ The sentences are templates in template/remarks.yaml; this module lists the fact
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
@@ -155,30 +156,27 @@ def _drift(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Se
     """Return how the loader that reads nothing changed over the run, and what the comparisons can show."""
     here = [group for group in groups if group.workload == workload]
     rows = [row for group in here if group.loader in results.bounds for row in group.rows]
-    instants = [datetime.fromisoformat(at).timestamp() for row in results.rows for at in (row.start_utc, row.end_utc)]
-    changes, span_s = [], max(instants, default=0.0) - min(instants, default=0.0)
-    for what, read, compare in (
-        ("seconds", attrgetter("duration_s"), compute_ratio),
-        ("joules", attrgetter("drawn_j"), compute_joule_ratio),
-    ):
-        cells: dict[str, list[tuple[float, float]]] = {}
+    begins = {row: datetime.fromisoformat(row.start_utc).timestamp() for row in results.rows}
+    span_s = max(begins.values(), default=0.0) - min(begins.values(), default=0.0)
+    pairs = [(one, find(here, workload, one.regime, choose_base(results))) for one in here]
+    changes = []
+    for what, name, compare in (("seconds", "duration_s", compute_ratio), ("joules", "drawn_j", compute_joule_ratio)):
+        cells: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for row in rows:
-            if (value := read(row)) is not None:
-                at_s = datetime.fromisoformat(row.start_utc).timestamp()
-                cells.setdefault(row.cell_id, []).append((at_s, value))
+            if (value := getattr(row, name)) is not None:
+                cells[row.cell_id].append((begins[row], value))
         drift = fit_drift(
-            [(fmean(at for at, _ in of), fmean(value for _, value in of)) for of in cells.values()], span_s
+            [(fmean(times), fmean(values)) for times, values in (zip(*of, strict=True) for of in cells.values())],
+            span_s,
         )
-        pairs = [(group, find(here, workload, group.regime, choose_base(results))) for group in here]
-        ratios = [compare(group, base) for group, base in pairs if group.loader in results.readers]
-        known = [one.least_difference for one in ratios if one is not None and one.least_difference is not None]
         if drift is not None:
-            least = min(known, default=None)
-            exceeds = least is not None and not drift.is_noise and abs(drift.share) > least
+            ratios = [compare(*pair) for pair in pairs if pair[0].loader in results.readers]
+            least = min(filter(None, (one.least_difference for one in ratios if one is not None)), default=math.inf)
+            exceeds = not drift.is_noise and abs(math.log(drift.value)) > math.log1p(least)
             changes.append({"what": what, "drift": drift, "least": least, "exceeds": exceeds})
-    several = len(results.workloads) > 1
-    facts = {"workload": workload if several else "", "span_s": span_s, "changes": changes}
-    return [{**facts, "weakens": any(one["exceeds"] for one in changes)}] if changes else []
+    named = workload if len(results.workloads) > 1 else ""
+    weakens = any(one["exceeds"] for one in changes)
+    return [{"workload": named, "span_s": span_s, "changes": changes, "weakens": weakens}] if changes else []
 
 
 def _idle(host: str, agent: EnergyRecord) -> _Facts:

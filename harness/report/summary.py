@@ -107,6 +107,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
     shown = _trusted(settled or rows)
     is_emulated = any("gpu" in row.estimated for row in shown)
     drawn = [domain for domain in DOMAINS if domain != "gpu" or not is_emulated]
+    accuracies = [row.energy_accuracy_j for row in shown]
     domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in drawn}
     return LoaderGroup(
         workload=workload,
@@ -124,7 +125,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
         estimated=frozenset().union(*(row.estimated for row in shown)).intersection(domains),
         error_j=compute_median(shown, lambda row: row.energy_error_j),
-        accuracy_j=compute_median(shown, lambda row: row.energy_accuracy_j) if is_accurate(shown) else None,
+        accuracy_j=None if None in accuracies else compute_median(shown, lambda row: row.energy_accuracy_j),
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),
     )
@@ -181,8 +182,7 @@ def compute_joule_ratio(above: LoaderGroup | None, below: LoaderGroup | None) ->
     if above is None or below is None or found is None or found.interval is None:
         return found
     sides = [[(row, row.drawn_j) for row in of.rows if row.drawn_j is not None] for of in (above, below)]
-    errors = find_joule_errors(*sides)
-    return replace(found, interval=widen(found.interval, *errors), is_accurate=is_accurate([*above.rows, *below.rows]))
+    return replace(found, interval=widen(found.interval, *find_joule_errors(*sides)))
 
 
 def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
@@ -194,11 +194,6 @@ def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
     each = [list(side) for side in sides]
     cancels = len(each) > 1 and len({row.energy_source for side in each for row, _ in side}) == 1
     return [statistics.median(row.find_joule_error(joules, cancels=cancels) for row, joules in side) for side in each]
-
-
-def is_accurate(rows: Iterable[EpochRow]) -> bool:
-    """Return whether the accuracy of the sensors is known in every row."""
-    return all(row.energy_accuracy_j is not None for row in rows)
 
 
 def explain_joule_ratios(groups: Iterable[LoaderGroup]) -> str:

@@ -22,8 +22,8 @@ from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
 from harness.results.edges import (
     HostEdges,
+    describe_held,
     find_epoch_edges,
-    list_held,
     measure_early,
     measure_growth,
     measure_others,
@@ -690,16 +690,15 @@ def _judge_clocks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | boo
     devices = edges.list_devices(epoch.data.cell.accelerator.boards)
     if not devices:
         return "no board, and no sensor of a processor", NOT_APPLICABLE
-    slowed = [held for pair in devices for held in list_held(*pair, SLOWED)]
-    capped = [held for pair in devices for held in list_held(*pair, CAPPED)]
-    limits = ((slowed, epoch.limits.slowed_pct), (capped, epoch.limits.capped_pct))
-    over = [held for of, limit in limits for held in of if held.exceeds(limit / 100, epoch.span_s)]
+    over, under = [], []
+    for reasons, limit in ((SLOWED, epoch.limits.slowed_pct), (CAPPED, epoch.limits.capped_pct)):
+        for pair in devices:
+            for text, share in describe_held(*pair, reasons, epoch.span_s).items():
+                (over if not limit or 100 * share > limit else under).append(text)
     temps = [state.temp_c for pair in devices for state in pair if state.temp_c is not None]
     hottest = f"at most {max(temps):.0f} °C" if temps else "temperature unknown"
-    if not slowed and not capped:
-        return f"nothing did; {hottest}", PASS
-    told = "; ".join(held.describe(epoch.span_s) for held in over or [*slowed, *capped])
-    return f"{told}; {hottest}", FAIL if over else WARN
+    told = "; ".join(over or under or ["nothing did"])
+    return f"{told}; {hottest}", FAIL if over else WARN if under else PASS
 
 
 def _check_frequency(epoch: _JudgedEpoch) -> Check:

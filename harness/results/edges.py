@@ -58,41 +58,22 @@ class HostEdges:
         return [pair for pair in pairs if not ours or pair[1].uuid in ours or not pair[1].uuid]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """That a reason held the clocks of a device back in an epoch."""
+def describe_held(start: DeviceState, end: DeviceState, reasons: Collection[str], span_s: float) -> dict[str, float]:
+    """Return what of some reasons held a device's clocks back in an epoch of `span_s`: its share of it, by a text.
 
-    device: str
-    reason: str
-    seconds: float | None
-    """For how long; None where the device does not count it."""
-    times: int
-    """How often, as far as the device counts it."""
-    edges: str
-    """At which of the epoch's edges it did: "start", "end", both or none."""
-
-    def exceeds(self, share: float, span_s: float) -> bool:
-        """Return whether it held for more than a share of an epoch; what nobody counts in seconds exceeds only 0."""
-        # The counters are read a little outside of the epoch.
-        return not share or min(self.seconds or 0.0, span_s) > share * span_s
-
-    def describe(self, span_s: float) -> str:
-        """Return the reason with its device, its share of an epoch and its edges."""
-        parts = [] if self.seconds is None else [f"for {min(100.0, 100 * self.seconds / span_s):.1f} % of the epoch"]
-        parts += [f"{self.times} times"] if self.times else []
-        parts += [f"at its {self.edges}"] if self.edges else []
-        return f"{self.device} {self.reason} {', '.join(parts)}"
-
-
-def list_held(start: DeviceState, end: DeviceState, reasons: Collection[str]) -> list[Held]:
-    """Return what of some reasons held a device back, in an epoch by its counters or at one of its edges."""
-    found = []
+    The share is 0 where the device does not count seconds: it was seen at an edge, or is counted in times.
+    """
+    found = {}
     for reason in sorted(reasons):
-        seconds = measure_growth(start.held_s, end.held_s, reason)
-        times = measure_growth(start.held_times, end.held_times, reason) or 0
+        held_s = measure_growth(start.held_s, end.held_s, reason) or 0.0
+        times = measure_growth(start.held_times, end.held_times, reason)
         edges = " and ".join(name for name, state in (("start", start), ("end", end)) if reason in state.reasons)
-        if seconds or times or edges:
-            found.append(Held(end.device, reason, seconds, times, edges))
+        # The counters are read a little outside of the epoch.
+        share = min(1.0, held_s / span_s)
+        parts = [f"for {100 * share:.1f} % of the epoch"] * bool(held_s) + [f"{times} times"] * bool(times)
+        parts += [f"at its {edges}"] * bool(edges)
+        if parts:
+            found[f"{end.device} {reason} {', '.join(parts)}"] = share
     return found
 
 

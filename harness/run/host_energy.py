@@ -308,7 +308,7 @@ class _Answering:
         """Return the values of this host's HostEdge."""
         processes = find_processes(self._run_id, self._agent.pid)
         pids = set().union(*processes.values())
-        return {"cpu_s": count_cpu(processes), "state": HostState.read(pids, self._heat.read()).to_values()}
+        return {"cpu_s": count_cpu(processes), "state": asdict(HostState.read(pids, self._heat.read()))}
 
     def spin(self) -> object:
         """Return what a fixed piece of work takes this host."""

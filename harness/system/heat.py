@@ -68,55 +68,47 @@ class Heat:
 
     def __init__(self, library: Path | None = None, sysfs: Path = Path("/sys")) -> None:
         """Find the devices; `library` takes the place of the driver's NVML."""
-        self._nvml: Any = load(library)
-        self._boards: list[tuple[str, str, Any]] = []
-        if isinstance(self._nvml, Missing):
-            self._nvml = None
-        else:
+        found: Any = load(library)
+        self._nvml = None if isinstance(found, Missing) else found
+        self._boards: list[Any] = []
+        if self._nvml is not None:
             with suppress(self._nvml.NVMLError):
-                for index in range(self._nvml.nvmlDeviceGetCount()):
-                    handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                    self._boards.append((f"gpu-{index}", self._nvml.nvmlDeviceGetUUID(handle), handle))
+                self._boards = [found.nvmlDeviceGetHandleByIndex(n) for n in range(found.nvmlDeviceGetCount())]
         self._packages = _find_packages(sysfs)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let the library go; may be called twice."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
-            self._nvml, self._boards = None, []
 
     def read(self) -> list[DeviceState]:
-        """Return the state of every device of which something is known."""
+        """Return the state of every device."""
         return self.read_boards() + self.read_packages()
 
     def read_boards(self) -> list[DeviceState]:
-        """Return the state of every board that answers."""
-        return [self._read_board(*board) for board in self._boards]
+        """Return the state of every board, as far as it answers."""
+        return [self._read_board(f"gpu-{index}", handle) for index, handle in enumerate(self._boards)]
 
     def read_packages(self) -> list[DeviceState]:
-        """Return the state of the processors, by package."""
-        return [state for one in self._packages if (state := one.read()) != DeviceState(device=one.device)]
+        """Return the state of the processors by package, of those of which something is known."""
+        states = [_read_package(*package) for package in self._packages]
+        return [state for state in states if state != DeviceState(device=state.device)]
 
-    def _read_board(self, device: str, uuid: str, handle: Any) -> DeviceState:
-        nvml = self._nvml
-
+    def _read_board(self, device: str, handle: Any) -> DeviceState:
         def ask(function: str, *of: int) -> Any:
+            assert self._nvml is not None
             try:
-                return getattr(nvml, function)(handle, *of)
-            except nvml.NVMLError:
+                return getattr(self._nvml, function)(handle, *of)
+            except self._nvml.NVMLError:
                 return None
 
         bits, limit_mw = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0, ask("nvmlDeviceGetEnforcedPowerLimit")
         held = {name: ask("nvmlDeviceGetViolationStatus", policy) for name, policy in _POLICIES.items()}
         return DeviceState(
             device=device,
-            uuid=uuid,
+            uuid=ask("nvmlDeviceGetUUID") or device,
             temp_c=ask("nvmlDeviceGetTemperature", _BOARD),
             clock_mhz=ask("nvmlDeviceGetClockInfo", _SM),
             memory_clock_mhz=ask("nvmlDeviceGetClockInfo", _MEMORY),
@@ -126,59 +118,45 @@ class Heat:
         )
 
 
-@dataclass(slots=True)
-class _Package:
-    """The files of a package's processors."""
-
-    device: str
-    cpus: list[Path] = field(default_factory=list)
-    temps: list[Path] = field(default_factory=list)
-
-    def read(self) -> DeviceState:
-        some = self.cpus[:: -(-len(self.cpus) // _MAX_CLOCKS)]
-        clocks = _read_all(cpu / "cpufreq" / "scaling_cur_freq" for cpu in some)
-        temps = _read_all(self.temps)
-        throttle = [cpu / "thermal_throttle" for cpu in self.cpus]
-        times = [*_read_all(one / "core_throttle_count" for one in throttle)]
-        times += _read_all(one / "package_throttle_count" for one in throttle[:1])
-        # The longest of them, for they may hold at the same time.
-        longest = _read_all(one / "core_throttle_total_time_ms" for one in throttle)
-        longest += _read_all(one / "package_throttle_total_time_ms" for one in throttle[:1])
-        return DeviceState(
-            device=self.device,
-            temp_c=max(temps) / 1e3 if temps else None,
-            clock_mhz=fmean(clocks) / 1e3 if clocks else None,
-            held_s={"thermal": max(longest) / 1e3} if longest else {},
-            held_times={"thermal": sum(times)} if times else {},
-        )
+def _read_package(device: str, cpus: Sequence[Path], sensors: Sequence[Path]) -> DeviceState:
+    clocks = _read_all(cpu / "cpufreq/scaling_cur_freq" for cpu in cpus[:: -(-len(cpus) // _MAX_CLOCKS)])
+    # Every processor shows the counters of its package too.
+    counters = [cpu / "thermal_throttle" / "core_throttle" for cpu in cpus]
+    counters.append(cpus[0] / "thermal_throttle" / "package_throttle")
+    times, lasted_ms, temps = (
+        _read_all(one.with_name(one.name + end) for one in of)
+        for of, end in ((counters, "_count"), (counters, "_total_time_ms"), (sensors, ""))
+    )
+    return DeviceState(
+        device=device,
+        temp_c=max(temps) / 1e3 if temps else None,
+        clock_mhz=fmean(clocks) / 1e3 if clocks else None,
+        held_s={"thermal": max(lasted_ms) / 1e3} if lasted_ms else {},
+        held_times={"thermal": sum(times)} if times else {},
+    )
 
 
-def _find_packages(sysfs: Path) -> list[_Package]:
-    found: dict[int, _Package] = {}
-    cpus = sorted((sysfs / "devices/system/cpu").glob("cpu[0-9]*"), key=lambda cpu: int(cpu.name[3:]))
-    for cpu in cpus:
-        number = max([0, *_read_all([cpu / "topology" / "physical_package_id"])])
-        found.setdefault(number, _Package(f"package-{number}")).cpus.append(cpu)
-    packages = [found[number] for number in sorted(found)]
+def _find_packages(sysfs: Path) -> list[tuple[str, list[Path], list[Path]]]:
+    """Return the device, the processors and the temperature sensors of each package."""
+    cpus: dict[int, list[Path]] = {}
+    for cpu in sorted((sysfs / "devices/system/cpu").glob("cpu[0-9]*"), key=lambda cpu: int(cpu.name[3:])):
+        cpus.setdefault(max([0, *_read_all([cpu / "topology/physical_package_id"])]), []).append(cpu)
+    sensors: dict[int, list[Path]] = {}
     chips = [one for one in sorted((sysfs / "class/hwmon").glob("hwmon*")) if _read_text(one / "name") in _CHIPS]
     for place, chip in enumerate(chips):
         labels = [_read_text(path) for path in chip.glob("temp*_label")]
         number = next((int(label.split()[-1]) for label in labels if label.startswith("Package id ")), place)
-        if number in found:
-            found[number].temps += sorted(chip.glob("temp*_input"))
-    if packages and not any(one.temps for one in packages):
-        zones = sorted((sysfs / "class/thermal").glob("thermal_zone*"))
-        packages[0].temps += [zone / "temp" for zone in zones if _ZONES.search(_read_text(zone / "type"))]
-    return packages
+        sensors.setdefault(number, []).extend(chip.glob("temp*_input"))
+    if not sensors:
+        zones = (sysfs / "class/thermal").glob("thermal_zone*")
+        sensors[0] = [zone / "temp" for zone in zones if _ZONES.search(_read_text(zone / "type"))]
+    return [(f"package-{number}", of, sensors.get(number, [])) for number, of in sorted(cpus.items())]
 
 
 def _read_all(paths: Iterable[Path]) -> list[int]:
     """Return the whole numbers of files; none of a file that is not there or cannot be read."""
-    found: list[int] = []
-    for path in paths:
-        with suppress(OSError, ValueError):
-            found.append(int(path.read_text()))
-    return found
+    found = (_read_text(path) for path in paths)
+    return [int(text) for text in found if text.removeprefix("-").isdigit()]
 
 
 def _read_text(path: Path) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from harness.system.control_groups import pressure_s, throttling
 from harness.system.heat import DeviceState
@@ -48,7 +48,3 @@ class HostState:
             disk_written_bytes=written,
             devices=devices,
         )
-
-    def to_values(self) -> dict[str, Any]:
-        """Return the values of an event, JSON types only."""
-        return asdict(self)

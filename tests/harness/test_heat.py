@@ -14,7 +14,7 @@ import pytest
 from harness.cell.settle import settle
 from harness.config.specs import SettleSpec
 from harness.results.checks import judge
-from harness.results.edges import list_held
+from harness.results.edges import describe_held
 from harness.results.make_rows import make_epoch_rows
 from harness.results.metrics import make_epoch_metrics
 from harness.system.heat import CAPPED, SLOWED, DeviceState, Heat
@@ -218,8 +218,8 @@ def test_the_devices_at_an_epochs_end_are_columns(stored):
 
 def test_reasons_are_held_apart():
     state = board(reasons=["sw_power_cap", "hw_slowdown"])
-    assert [one.reason for one in list_held(state, state, CAPPED)] == ["sw_power_cap"]
-    assert [one.reason for one in list_held(state, state, SLOWED)] == ["hw_slowdown"]
+    assert describe_held(state, state, CAPPED, 4.0) == {"gpu-0 sw_power_cap at its start and end": 0.0}
+    assert describe_held(state, state, SLOWED, 4.0) == {"gpu-0 hw_slowdown at its start and end": 0.0}
 
 
 @pytest.mark.parametrize(
