@@ -39,7 +39,6 @@ from harness.report.summary import (
     compute_joule_ratio,
     compute_ratio,
     describe_medians,
-    explain_joule_ratios,
     explain_marks,
     find,
     summarise,
@@ -98,7 +97,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
         compute_joule_ratio=compute_joule_ratio,
-        marks="; ".join(filter(None, [explain_marks(groups), explain_joule_ratios(groups)])),
+        marks=explain_marks(groups),
         medians="; ".join(filter(None, [describe_medians(groups), note_model_check(results)])),
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells
         spell=spell,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -196,16 +196,6 @@ def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
     return [statistics.median(row.find_joule_error(joules, cancels=cancels) for row, joules in side) for side in each]
 
 
-def explain_joule_ratios(groups: Iterable[LoaderGroup]) -> str:
-    """Return what the intervals of ratios of joules hold beside repeats; empty where no sensor measured joules."""
-    known = [group for group in groups if group.error_j is not None or group.accuracy_j is not None]
-    if not known:
-        return ""
-    if all(group.accuracy_j is not None for group in known):
-        return "that of joules is widened by resolution and accuracy"
-    return "that of joules is widened by resolution alone: the sensors' accuracy is unknown"
-
-
 def _by_repeat(group: LoaderGroup, read: Callable[[EpochRow], float | None]) -> dict[int, list[float]]:
     cells: dict[int, list[float]] = {}
     for row in group.rows:
@@ -225,10 +215,14 @@ def choose_base(results: Results) -> str | None:
     return results.streaming or readers[0]
 
 
-def explain_marks(groups: Iterable[LoaderGroup]) -> str:
-    """Return what the marks of ratios mean: which is a difference, which is noise, and of which neither is known."""
+def explain_marks(groups: Sequence[LoaderGroup]) -> str:
+    """Return what the marks of ratios mean: which is a difference, which is noise, and what intervals are widened by."""
     repeats = [group.repeats for group in groups if group.measured]
     one = "* where a median is of one repeat: it has no interval"
     several = "≈ where its 95 % interval over repeats holds 1: no difference was found"
     marks = [several] * (max(repeats, default=0) > 1) + [one] * (min(repeats, default=0) < 2)
+    accuracies = [one.accuracy_j for one in groups if one.error_j is not None or one.accuracy_j is not None]
+    if accuracies:
+        unknown = "resolution alone: the sensors' accuracy is unknown"
+        marks.append(f"that of joules widened by {unknown if None in accuracies else 'resolution and accuracy'}")
     return ", ".join(marks)

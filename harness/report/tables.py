@@ -38,7 +38,6 @@ from harness.report.summary import (
     compute_joule_ratio,
     compute_ratio,
     describe_medians,
-    explain_joule_ratios,
     explain_marks,
     find,
     summarise,
@@ -143,7 +142,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
     told = "±: the smallest difference in time that the repeats can show, half of the ratio's 95 % interval"
     least = TableColumn("±", optional=_LEAST, note=told)
-    bounded = any(group.error_j is not None for group in groups)
+    bounded = any(group.error_j is not None or group.accuracy_j is not None for group in groups)
     untrusted = any(group.measured and not group.trusted for group in groups)
     columns: list[TableColumn | str] = [
         TableColumn("regime", left=True),
@@ -177,13 +176,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
 
 
 def _explain_ratio(groups: Sequence[LoaderGroup], base: str | None) -> str:
-    if not base:
-        return ""
-    return "; ".join(
-        filter(
-            None, [f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}", explain_joule_ratios(groups)]
-        )
-    )
+    return f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}" if base else ""
 
 
 def _explain_energy(groups: Sequence[LoaderGroup], all_estimated: bool) -> str:

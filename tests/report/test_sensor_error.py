@@ -12,7 +12,7 @@ from harness.report.claims.definition import Definition, Values
 from harness.report.claims.rows import make_claim_rows
 from harness.report.intervals import Interval, fit_drift, widen
 from harness.report.remarks import list_caveats
-from harness.report.summary import compute_joule_ratio, compute_ratio, explain_joule_ratios, find, summarise
+from harness.report.summary import compute_joule_ratio, compute_ratio, explain_marks, find, summarise
 from harness.results.reader import read_results
 from tests.report.conftest import MEASURED
 
@@ -78,8 +78,8 @@ def test_an_unknown_accuracy_widens_nothing_and_is_said(build):
     found = compute_joule_ratio(ours, theirs)
     wide = widen(compute_ratio(ours, theirs, joules).interval, 0.01, 0.01)
     assert found.interval.low == pytest.approx(wide.low)
-    assert explain_joule_ratios([ours, theirs]).endswith("the sensors' accuracy is unknown")
-    assert explain_joule_ratios(pair(build())) == "", "estimates have no sensor"
+    assert explain_marks([ours, theirs]).endswith("the sensors' accuracy is unknown")
+    assert "accuracy" not in explain_marks(pair(build())), "estimates have no sensor"
 
 
 def claim(**changed):
