@@ -216,7 +216,7 @@ def choose_base(results: Results) -> str | None:
 
 
 def explain_marks(groups: Sequence[LoaderGroup]) -> str:
-    """Return what the marks of ratios mean: which is a difference, which is noise, and what intervals are widened by."""
+    """Return what the marks of ratios mean: which is a difference, and which is noise; and what widens intervals."""
     repeats = [group.repeats for group in groups if group.measured]
     one = "* where a median is of one repeat: it has no interval"
     several = "≈ where its 95 % interval over repeats holds 1: no difference was found"
