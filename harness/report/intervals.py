@@ -255,7 +255,7 @@ def student_quantile(share: float, freedom: float) -> float:
     return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))
 
 
-def fit_drift(cells: Sequence[tuple[float, float]], span_s: float) -> Ratio | None:
+def fit_drift(cells: Sequence[tuple[float, ...]], span_s: float) -> Ratio | None:
     """Return by which factor values above 0, each with its time, s, grow over `span_s`; None of fewer than three.
 
     It is that of a line through their logarithms (least squares).

@@ -165,10 +165,8 @@ def _drift(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Se
         for row in rows:
             if (value := getattr(row, name)) is not None:
                 cells[row.cell_id].append((begins[row], value))
-        drift = fit_drift(
-            [(fmean(times), fmean(values)) for times, values in (zip(*of, strict=True) for of in cells.values())],
-            span_s,
-        )
+        means = [tuple(fmean(column) for column in zip(*of, strict=True)) for of in cells.values()]
+        drift = fit_drift(means, span_s)
         if drift is not None:
             ratios = [compare(*pair) for pair in pairs if pair[0].loader in results.readers]
             least = min(filter(None, (one.least_difference for one in ratios if one is not None)), default=math.inf)

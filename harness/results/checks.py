@@ -131,11 +131,13 @@ class _JudgedEpoch:
     limits: Tolerances
     start: CellEvent
     end: CellEvent
+    hosts: Sequence[HostEdges]
 
     @classmethod
     def of(cls, data: CellData, row: EpochRow, limits: Tolerances) -> _JudgedEpoch:
         """Return the epoch of a row."""
-        return cls(row, data, limits, *find_epoch_edges(data.events)[row.epoch])
+        edges = find_epoch_edges(data.events)[row.epoch]
+        return cls(row, data, limits, *edges, data.list_host_edges(row.epoch))
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -614,7 +616,7 @@ def _check_hosts(
 ) -> Check:
     """Judge each host by its edges of the epoch; the check has the gravest verdict and names the hosts that have it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for edges in epoch.data.list_host_edges(epoch.row.epoch):
+    for edges in epoch.hosts:
         actual, verdict = judge(epoch, edges)
         verdict = verdict if isinstance(verdict, str) else PASS if verdict else FAIL
         found[verdict].append(f"{actual} on {edges.host}" if edges.host else actual)
