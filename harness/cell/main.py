@@ -131,8 +131,8 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         heat = stack.enter_context(Heat())
         counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids, heat)
         settled = settle(make, heat.read, spec.settle, lambda text: progress(0, text))
-        if settled is not None:
-            log.add("settled", **asdict(settled))
+        if settled:
+            log.add("settled", how=settled)
         step = make(synchronised=ranks is not None)
         step.warm_up()
         if spec.warmup_samples:
@@ -155,7 +155,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         least = max(1, count_samples(spec) // (1 if ranks is None else ranks.world_size))
         kept = {epoch: KeptSamples(least) for epoch in range(1, spec.epochs + 1)}
         for epoch, chosen in kept.items():
-            driver.send("ready", epoch=epoch, gpus=_boards(step.device), settled=str(settled or ""))
+            driver.send("ready", epoch=epoch, gpus=_boards(step.device), settled=settled)
             driver.wait_go()
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(loader, step, epoch, log, counters, progress, read, ranks, chosen)

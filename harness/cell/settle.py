@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
@@ -18,33 +17,15 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """How temperatures became steady."""
-
-    waited_s: float
-    is_steady: bool
-    """False where `max_s` ended the wait."""
-    before_c: Mapping[str, float]
-    """By device."""
-    after_c: Mapping[str, float]
-
-    def __str__(self) -> str:
-        changes = ", ".join(
-            f"{one} {before:.0f} to {self.after_c[one]:.0f} °C" for one, before in self.before_c.items()
-        )
-        return f"temperatures {'' if self.is_steady else 'not '}steady after {self.waited_s:.0f} s: {changes}"
-
-
 def settle(
     make: Callable[[], Step],
     read: Callable[[], Sequence[DeviceState]],
     spec: SettleSpec,
     report: Callable[[str], None],
-) -> Settled | None:
+) -> str:
     """Train on made-up batches until the temperatures of all devices are steady; waits alone where nothing is trained.
 
-    Returns None, at once, where no device says its temperature, or without a limit of time.
+    Returns how they became steady; empty, at once, where no device says its temperature or there is no time for it.
 
     Args:
         make: makes a step, which is thrown away: the weights of the cell's own step stay as they are.
@@ -55,7 +36,7 @@ def settle(
     """
     first = temps = _read_temps(read) if spec.max_s else {}
     if not first:
-        return None
+        return ""
     step, now = make(), time.monotonic()
     began, is_steady, seen = now, False, deque([(now, first)])
     while not is_steady and now - began < spec.max_s:
@@ -69,8 +50,8 @@ def settle(
         while seen[0][0] < now - spec.over_s:
             seen.popleft()
         is_steady = now - began >= spec.over_s and _is_steady(seen, now - spec.over_s / 2, spec.degrees)
-    kept = [device for device in first if device in temps]
-    return Settled(now - began, is_steady, *({one: of[one] for one in kept} for of in (first, temps)))
+    changes = [f"{device} {first[device]:.0f} to {temps[device]:.0f} °C" for device in first if device in temps]
+    return f"temperatures {'' if is_steady else 'not '}steady after {now - began:.0f} s: {', '.join(changes)}"
 
 
 def _read_temps(read: Callable[[], Sequence[DeviceState]]) -> dict[str, float]:

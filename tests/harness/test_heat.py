@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -229,11 +230,9 @@ def test_reasons_are_held_apart():
 def test_a_run_waits_until_temperatures_are_steady_and_no_longer_than_it_may(degrees_a_look, spec, is_steady):
     looks, lines = iter(range(1000)), []
     found = settle(NoStep, lambda: [board(temp_c=50 + degrees_a_look * next(looks))], spec, lines.append)
-    assert found.is_steady is is_steady
-    assert found.waited_s >= (1.0 if is_steady else 1.5)
-    assert list(found.before_c) == list(found.after_c) == ["gpu-0"]
+    assert re.fullmatch(rf"temperatures {'' if is_steady else 'not '}steady after \d s: gpu-0 50 to \d\d °C", found)
     assert lines[0].startswith("until gpu-0 5") and lines[0].endswith(" °C are steady")
-    assert str(found).startswith(f"temperatures {'' if is_steady else 'not '}steady after ")
+    assert len(lines) >= (2 if is_steady else 3), "it looks twice a second"
 
 
 def test_nothing_is_waited_for_where_no_device_says_its_temperature_or_the_config_has_no_time_for_it():
@@ -241,5 +240,5 @@ def test_nothing_is_waited_for_where_no_device_says_its_temperature_or_the_confi
         raise AssertionError("no step is needed")
 
     nothing = DeviceState(device="package-0", clock_mhz=2000.0)
-    assert settle(make, lambda: [nothing], SettleSpec(max_s=60), print) is None
-    assert settle(make, lambda: [board()], SettleSpec(), print) is None
+    assert settle(make, lambda: [nothing], SettleSpec(max_s=60), print) == ""
+    assert settle(make, lambda: [board()], SettleSpec(), print) == ""
