@@ -18,7 +18,7 @@ from energymon.reading import DIRECTNESS, ESTIMATE
 from harness.report.distance import compare_distances
 from harness.report.figures.sentences import fill, read_sentences
 from harness.report.intervals import fit_drift
-from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
+from harness.report.labels import factor, percent, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
 from harness.report.summary import LoaderGroup, Stat, choose_base, compute_joule_ratio, compute_ratio, find
 from harness.results.cells import CellResult, EnergyRecord
@@ -149,6 +149,9 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     sources = dict.fromkeys(f"{domain} from {source}" for row, domain, source in pairs if domain not in row.estimated)
     facts = {"estimated": estimated, "absent": absent, "sources": list(sources), "weakens": bool(estimated or absent)}
     facts["emulated"] = "GPU" in estimated
+    errors = [row.find_joule_error(row.total_j, cancels=False) for row in rows if row.total_j]
+    is_known = all(row.energy_accuracy_j is not None for row in rows)
+    facts["accuracy"] = f"± {percent(max(errors, default=0.0))} with the resolution" if is_known else "unknown"
     return [facts] if rows else []
 
 
