@@ -192,6 +192,16 @@ def test_every_host_is_judged_and_named(stored, quiet):
     assert "slowdown (gpu-0 sw_thermal_slowdown at its end; at most 60 °C on storage1, expected" in valid
 
 
+def test_the_devices_of_another_host_are_those_that_its_own_rank_saw(stored, quiet):
+    idle, slowed = ({"devices": [asdict(board(reasons=of))]} for of in ([], ["hw_slowdown"]))
+    there = {**quiet(), "throttled": None, "throttled_s": None, "memory_wait_s": None, "disk_wait_s": None, **idle}
+    ranks = [{"rank": rank, "host": host, "address": "::1"} for rank, host in enumerate(("lead", "far"))]
+    data = change(stored(), cell={"ranks": ranks, "host_states": {"far": {1: [there, there]}}})
+    assert judged(data)[1]["slowdown"] == "pass"
+    more = [{**one, "event": f"rank.{one['event']}", "rank": 1, **slowed} for one in data.events[1:3]]
+    assert actual_of(with_events(data, more=more)) == "gpu-0 hw_slowdown at its start and end; at most 60 °C on far"
+
+
 def test_a_change_of_speed_of_another_host_warns(stored):
     clock = {"source": "chrony", "offset_ms": 0.0, "error_ms": 0.01}
     host = {"host": "storage1", "roles": ["storage"], "interval_ms": 100.0, "offset_ns": 0}
