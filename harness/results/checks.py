@@ -692,7 +692,8 @@ def _judge_clocks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | boo
     devices = edges.list_devices(epoch.data.cell.accelerator.boards)
     if not devices:
         return "no board, and no sensor of a processor", NOT_APPLICABLE
-    over, under = [], []
+    over: list[str] = []
+    under: list[str] = []
     for reasons, limit in ((SLOWED, epoch.limits.slowed_pct), (CAPPED, epoch.limits.capped_pct)):
         for pair in devices:
             for text, share in describe_held(*pair, reasons, epoch.span_s).items():
