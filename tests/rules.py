@@ -111,6 +111,9 @@ MATRIX: dict[str, Sabotage] = {
         "the link is 2 ms farther while an epoch runs",
         "median N ms and 95 % N ms later, at most N ms nearer…",
     ),
+    "slowdown": Sabotage(
+        "hot board", "a board slows down because it is too hot", "gpu-0 hw_thermal_slowdown at its end; at most N °C…"
+    ),
     "throttled": Sabotage("throttled", "a CPU quota stops the cell", "N s in N s, N times"),
     "pressure_memory": Sabotage("memory is short", "processes lack memory", "N %, N MB"),
     "pressure_io": Sabotage("disks are busy", "others write to the disks", "N %, N of N MB by others", WARNING),
@@ -158,17 +161,23 @@ ATTACKS = (
     ),
     Attack(
         "another CPU frequency, governor or turbo; thermal limits",
-        ("frequency",),
-        "the governor and Intel's turbo are in `provenance.json`",
+        ("frequency", "slowdown"),
+        "a warning of `frequency`; the governor and Intel's turbo are in `provenance.json`",
     ),
-    Attack("a CPU quota of a cgroup", ("throttled",), "utilisation clamps are not seen; judged on the lead alone"),
+    Attack("a CPU quota of a cgroup", ("throttled",), "utilisation clamps are not seen"),
+    Attack(
+        "a board that slows down, of heat, of its power supply or at its power limit",
+        ("slowdown",),
+        "a power limit only warns, for full load is at it; between the edges only what the board counts is seen: "
+        "heat and power limits",
+    ),
     Attack(
         "another program uses the disk", ("pressure_io",), "a warning; what disks read and wrote is in `metrics.csv`"
     ),
     Attack(
         "too little memory, swapping",
         ("pressure_memory",),
-        "a neighbour in the cache or on the memory bus is not seen; judged on the lead alone",
+        "a neighbour in the cache or on the memory bus is not seen",
     ),
     Attack(
         "a virtual disk whose host has the files in its own page cache",

@@ -10,7 +10,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final
 
-from harness.system.control_groups import pressure_s, throttling
+from harness.system.heat import Heat
+from harness.system.host_state import HostState
 from harness.system.procfs import (
     HostCpu,
     KernelThreads,
@@ -18,12 +19,10 @@ from harness.system.procfs import (
     cache_drops,
     cpu_s,
     cpu_split,
-    disk_bytes,
     family,
     nic_bytes,
     own_cpu,
     read_bytes,
-    swapped_in_bytes,
     wait_s,
 )
 
@@ -46,9 +45,6 @@ class Counters:
     cell_user_s: float
     """The same in user mode, and below in the kernel."""
     cell_system_s: float
-    disk_read_bytes: int | None
-    """Of the host's disks, as are the bytes written."""
-    disk_written_bytes: int | None
     cpu_at_s: float
     """When the processors were read, monotonic."""
     run_cpu_s: float
@@ -61,17 +57,8 @@ class Counters:
     """What this process and its workers had read from disks."""
     cache_drops: int | None
     """How often anybody dropped this machine's page cache."""
-    throttled: int | None
-    """How often CPU quotas stopped a control group of the run; None where no group counts it."""
-    throttled_s: float | None
-    """For how long, of all processors together."""
-    memory_wait_s: float | None
-    """For how long some task waited for memory, as is the time for disks; None where the kernel does not count it."""
-    disk_wait_s: float | None
-    swapped_in_bytes: int | None
-    """What this machine read from swap."""
-    run_disk_bytes: int | None
-    """What the processes of the run on this host, and those that serve it, had read from disks and written."""
+    state: HostState
+    """An event has its values by their own names."""
     strangers: Sequence[tuple[str, int, float]]
     """The busiest processes that are not of the run: name, process id, and CPU seconds since they were last read."""
     parts: Mapping[str, tuple[float | None, int | None]]
@@ -80,7 +67,9 @@ class Counters:
 
     def to_event(self) -> dict[str, Any]:
         """Return the values of an event."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("host", "parts")}
+        apart = ("host", "state", "parts")
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in apart}
+        own |= asdict(self.state)
         own |= {name if name == "cpus" else f"cpu_{name}": value for name, value in asdict(self.host).items()}
         for name, (used_s, nbytes) in self.parts.items():
             own |= {f"{name}_cpu_s": used_s, f"{name}_read_bytes": nbytes}
@@ -91,8 +80,8 @@ class CellCounters:
     """Reads the kernel's cumulative counters as this process and its network namespace see them.
 
     Of the data network's interface, None for local data; of the link's process, None where the kernel does the work; of
-    the process that started all others of the run, by default this one; and of `pids`, which serve the cell, by what
-    they do.
+    the process that started all others of the run, by default this one; of `pids`, which serve the cell, by what they
+    do; and of the devices that `heat` reads, by default none.
     """
 
     def __init__(
@@ -101,20 +90,21 @@ class CellCounters:
         link_pid: int | None,
         run_pid: int | None = None,
         pids: Mapping[str, Sequence[int]] = _NO_PIDS,
+        heat: Heat | None = None,
     ) -> None:
-        self._interface, self._link_pid, self._pids = interface, link_pid, pids
+        self._interface, self._link_pid, self._pids, self._heat = interface, link_pid, pids, heat
         self._run_pid = os.getpid() if run_pid is None else run_pid
         self._kernel = KernelThreads()
         self._strangers = Strangers()
 
     def read(self) -> dict[str, Any]:
         """Return the values of a Counters, for an event."""
+        # Boards idle soon after a step has ended.
+        boards = [] if self._heat is None else self._heat.read_boards()
         rx, tx = nic_bytes(self._interface) or (None, None)
-        read, written = disk_bytes() or (None, None)
         at_s, host, run = time.monotonic(), own_cpu(), family(self._run_pid)
         user_s, system_s = cpu_split(family(os.getpid()))
         serving = [*run, *chain(*self._pids.values())]
-        throttled, throttled_s = throttling(serving) or (None, None)
         return Counters(
             rx_bytes=rx,
             tx_bytes=tx,
@@ -123,20 +113,13 @@ class CellCounters:
             cell_cpu_s=user_s + system_s,
             cell_user_s=user_s,
             cell_system_s=system_s,
-            disk_read_bytes=read,
-            disk_written_bytes=written,
             cpu_at_s=at_s,
             run_cpu_s=cpu_s(run),
             kernel_cpu_s=self._kernel.cpu_s(),
             run_wait_s=wait_s(run),
             cell_read_bytes=read_bytes(family(os.getpid())),
             cache_drops=cache_drops(),
-            throttled=throttled,
-            throttled_s=throttled_s,
-            memory_wait_s=pressure_s("memory"),
-            disk_wait_s=pressure_s("io"),
-            swapped_in_bytes=swapped_in_bytes(),
-            run_disk_bytes=read_bytes(set(serving), also_written=True),
+            state=HostState.read(serving, boards if self._heat is None else boards + self._heat.read_packages()),
             strangers=self._strangers.look(set(serving)),
             parts={
                 name: (self._cpu_s(pids), read_bytes(chain(*map(family, pids)))) for name, pids in self._pids.items()

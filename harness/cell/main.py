@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sized
 from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, TextIO, cast
 
 from harness.cell.counters import CellCounters
@@ -28,9 +29,11 @@ from harness.cell.loader import batch_size_of, count_samples, make_loader
 from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.ranks import Ranks, joined
 from harness.cell.readers import measure_readers
+from harness.cell.settle import settle
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.targets import instantiate
 from harness.errors import CellError
+from harness.system.heat import Heat
 from loaders.base import Loader
 
 if TYPE_CHECKING:
@@ -55,6 +58,11 @@ class _Driver:
         if not line:
             raise CellError("the harness is gone")
         return line
+
+    def wait_go(self) -> None:
+        """Wait until an epoch may begin. Raises CellError where the driver ends the cell."""
+        if not json.loads(self.receive()).get("go"):
+            raise CellError("the harness ended the cell")
 
 
 def main() -> int:
@@ -112,15 +120,20 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
     from harness.cell.content import KeptSamples
     from harness.workloads.accelerator import make_step
 
-    step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
-    counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids)
+    make = partial(make_step, workload, spec.accelerator.model_dump(), spec.seed)
 
-    def progress(samples: int) -> None:
-        driver.send("progress", samples=samples)
+    def progress(samples: int, message: str = "") -> None:
+        driver.send("progress", samples=samples, message=message)
 
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
         log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
+        heat = stack.enter_context(Heat())
+        counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids, heat)
+        settled = settle(make, heat.read, spec.settle, lambda text: progress(0, text))
+        if settled:
+            log.add("settled", how=settled)
+        step = make(synchronised=ranks is not None)
         step.warm_up()
         if spec.warmup_samples:
             with make_loader(spec, workload, step.device, warmup=True, ranks=ranks) as loader:
@@ -142,9 +155,8 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         least = max(1, count_samples(spec) // (1 if ranks is None else ranks.world_size))
         kept = {epoch: KeptSamples(least) for epoch in range(1, spec.epochs + 1)}
         for epoch, chosen in kept.items():
-            driver.send("ready", epoch=epoch, gpus=_boards(step.device))
-            if not json.loads(driver.receive()).get("go"):
-                raise CellError("the harness ended the cell")
+            driver.send("ready", epoch=epoch, gpus=_boards(step.device), settled=settled)
+            driver.wait_go()
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(loader, step, epoch, log, counters, progress, read, ranks, chosen)
             chosen.leave_device()

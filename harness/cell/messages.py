@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec
+from harness.config.specs import AcceleratorSpec, ComponentSpec, LoaderSpec, SettleSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,8 @@ class CellSpec:
     """Processes that serve the cell: of its `daemon`, its `mount` and the `monitor` of energy."""
     ranks: RankSpec | None = None
     """None for a cell of one process."""
+    settle: SettleSpec = field(default_factory=SettleSpec)
+    """How to wait before the first epoch until temperatures are steady; by default not."""
     tries_readers: bool = False
     """Whether the process only measures how quickly the loader brings samples with numbers of readers."""
 
@@ -126,9 +128,12 @@ class CellState:
     """Of `tried`: how quickly samples came; None where the epoch is too short for it."""
     gpus: Sequence[str] = ()
     """Of `ready`: UUIDs of the GPUs that the steps of the cell's ranks run on."""
+    settled: str = ""
+    """Of `ready`: how temperatures became steady before the first epoch; empty where nothing waited for it."""
     kind: str = ""
     """Of `failed`: class of the error."""
     message: str = ""
+    """Of `failed`: what happened. Of `progress`: temperatures, while it waits until they are steady."""
     notes: Sequence[str] = ()
     """Of `done`: where the loader differs from others."""
     model_check: str = ""

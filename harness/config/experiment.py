@@ -22,8 +22,8 @@ _NOT_HASHED: Final = frozenset(
 )
 # How hosts are found and treated; what they are is compared by provenance.
 _NOT_MEASURED_BY: Final = frozenset({"inventory", "keep", "on_lost_host"})
-# What joules are compared with and multiplied by; the joules of an epoch are the same.
-ENERGY_BESIDE: Final = frozenset({"idle_s", "price_per_kwh", "gco2_per_kwh"})
+# What comes before epochs, and what joules are compared with and multiplied by; an epoch is the same.
+ENERGY_BESIDE: Final = frozenset({"idle_s", "settle", "price_per_kwh", "gco2_per_kwh"})
 
 
 def experiment_from(cfg: DictConfig) -> Experiment:

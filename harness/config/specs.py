@@ -178,6 +178,16 @@ class DistributedSpec(Section):
     """What synchronises gradients; auto is nccl where batches are on GPUs, and gloo elsewhere."""
 
 
+class SettleSpec(Section):
+    """For how long a run waits, before its first epoch, until temperatures are steady."""
+
+    max_s: Annotated[Number, Field(le=3600, description="0 to 3600 s")] = 0.0
+    """The longest wait; 0 for none."""
+    degrees: NumberAboveZero = 1.0
+    """By how much the mean temperature of the second half of `over_s` may differ from that of its first half."""
+    over_s: NumberAboveZero = 10.0
+
+
 class EnergySpec(Section):
     """How the energy agents sample."""
 
@@ -190,6 +200,7 @@ class EnergySpec(Section):
     cpu_idle_fraction: Annotated[Number, Field(le=1)] = 0.12
     idle_s: Annotated[Number, Field(le=3600, description="0 to 3600 s")] = 0.0
     """For how long each host's idle power is measured when a run begins; 0 for no baseline."""
+    settle: SettleSpec = SettleSpec()
     price_per_kwh: NumberAboveZero | None = None
     gco2_per_kwh: NumberAboveZero | None = None
 
@@ -249,6 +260,8 @@ class Tolerances(Section):
     pressure_pct: Number = 10.0
     swapped_mb: Number = 1.0
     frequency_pct: Number = 3.0
+    slowed_pct: Number = 0.0
+    capped_pct: Number = 100.0
     setup_pct: Number = 10.0
 
 

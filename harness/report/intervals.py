@@ -86,6 +86,16 @@ class Ratio:
         return math.sqrt(self.interval.high / self.interval.low) - 1
 
 
+def widen(interval: Interval, above: float, below: float = 0.0) -> Interval:
+    """Return the interval of a ratio, of values above 0, whose sides may be off by these shares whatever is repeated.
+
+    A sensor that is wrong is as wrong in every repeat, so this comes after the interval over repeats. Without `below`
+    it is that of a number.
+    """
+    most = interval.high * (1 + above) / (1 - below) if below < 1 else math.inf
+    return Interval(interval.low * max(0.0, 1 - above) / (1 + below), most)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number with its standard error."""
@@ -303,6 +313,23 @@ def _student(freedom: float) -> tuple[_Floats, _Floats]:
     density = np.cos(angles).clip(min=0) ** (freedom - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return angles, mass / mass[-1]
+
+
+def fit_drift(cells: Sequence[tuple[float, ...]], span_s: float) -> Ratio | None:
+    """Return by which factor values above 0, each with its time, s, grow over `span_s`; None of fewer than three.
+
+    It is that of a line through their logarithms (least squares).
+    """
+    times, values = np.array(cells, np.float64).reshape(-1, 2).T
+    if len(times) < 3 or not np.ptp(times) or values.min() <= 0:
+        return None
+    around, logs = times - times.mean(), np.log(values)
+    weight = float((around**2).sum())
+    slope = float((around * logs).sum()) / weight
+    left, freedom = logs - logs.mean() - slope * around, len(times) - 2
+    half = student_quantile(1 - _MISSED / 2, freedom) * math.sqrt(float((left**2).sum()) / freedom / weight)
+    low, value, high = (math.exp(span_s * one) for one in (slope - half, slope, slope + half))
+    return Ratio(value, Interval(low, high))
 
 
 @dataclass(frozen=True, slots=True)

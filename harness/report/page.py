@@ -36,6 +36,7 @@ from harness.report.summary import (
     LoaderGroup,
     Stat,
     choose_base,
+    compute_joule_ratio,
     compute_ratio,
     describe_medians,
     explain_marks,
@@ -95,6 +96,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         all_domains=DOMAINS,
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
+        compute_joule_ratio=compute_joule_ratio,
         marks=explain_marks(groups),
         medians="; ".join(filter(None, [describe_medians(groups), note_model_check(results)])),
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells

@@ -5,17 +5,22 @@ The sentences are templates in template/remarks.yaml; this module lists the fact
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 from energymon.reading import DIRECTNESS, ESTIMATE
 from harness.report.distance import compare_distances
 from harness.report.figures.sentences import fill, read_sentences
-from harness.report.labels import factor, regime_labels, seconds, significant, span, spell
+from harness.report.intervals import fit_drift
+from harness.report.labels import factor, percent, regime_labels, seconds, significant, span, spell
 from harness.report.measurements import find_base
-from harness.report.summary import LoaderGroup, Stat
+from harness.report.summary import LoaderGroup, Stat, choose_base, compute_joule_ratio, compute_ratio, find
 from harness.results.cells import CellResult, EnergyRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import DOMAINS, EpochRow
@@ -55,7 +60,7 @@ class Problem:
 
 def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Caveat, ...]:
     """Return what limits the figures first, then what explains them."""
-    facts = {**_list_facts(results), "energies": _energies(groups)}
+    facts = {**_list_facts(results, groups), "energies": _energies(groups)}
     found = [
         Caveat(fill(entry["topic"], one), fill(entry["text"], one), bool(entry.get("weakens") or one.get("weakens")))
         for entry in read_sentences()["caveats"]
@@ -64,7 +69,7 @@ def list_caveats(results: Results, groups: Sequence[LoaderGroup]) -> tuple[Cavea
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
 
 
-def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
+def _list_facts(results: Results, groups: Sequence[LoaderGroup]) -> Mapping[str, Sequence[_Facts]]:
     """Return the facts that caveats are about, by the name that the templates use."""
     records = [cell.record for cell in results.cells if cell.record]
     agents: list[EnergyRecord] = []
@@ -105,6 +110,7 @@ def _list_facts(results: Results) -> Mapping[str, Sequence[_Facts]]:
             {"cells": places.count(place), "all_cells": len(results.cells), "where": place}
             for place in dict.fromkeys(places)
         ],
+        "drifts": [fact for workload in results.workloads for fact in _drift(results, groups, workload)],
         "repeated": [{"cells": again}] if again else [],
         "notes": [{"loader": loader, "note": note.rstrip(".")} for loader, note in notes],
     }
@@ -143,7 +149,35 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     sources = dict.fromkeys(f"{domain} from {source}" for row, domain, source in pairs if domain not in row.estimated)
     facts = {"estimated": estimated, "absent": absent, "sources": list(sources), "weakens": bool(estimated or absent)}
     facts["emulated"] = "GPU" in estimated
+    errors = [row.find_joule_error(row.total_j, cancels=False) for row in rows if row.total_j]
+    is_known = all(row.energy_accuracy_j is not None for row in rows)
+    facts["accuracy"] = f"± {percent(max(errors, default=0.0))} with the resolution" if is_known else "unknown"
     return [facts] if rows else []
+
+
+def _drift(results: Results, groups: Sequence[LoaderGroup], workload: str) -> Sequence[_Facts]:
+    """Return how the loader that reads nothing changed over the run, and what the comparisons can show."""
+    here = [group for group in groups if group.workload == workload]
+    rows = [row for group in here if group.loader in results.bounds for row in group.rows]
+    begins = {row: datetime.fromisoformat(row.start_utc).timestamp() for row in results.rows}
+    span_s = max(begins.values(), default=0.0) - min(begins.values(), default=0.0)
+    pairs = [(one, find(here, workload, one.regime, choose_base(results))) for one in here]
+    changes = []
+    for what, name, compare in (("seconds", "duration_s", compute_ratio), ("joules", "drawn_j", compute_joule_ratio)):
+        cells: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            if (value := getattr(row, name)) is not None:
+                cells[row.cell_id].append((begins[row], value))
+        means = [tuple(fmean(column) for column in zip(*of, strict=True)) for of in cells.values()]
+        drift = fit_drift(means, span_s)
+        if drift is not None:
+            ratios = [compare(*pair) for pair in pairs if pair[0].loader in results.readers]
+            least = min(filter(None, (one.least_difference for one in ratios if one is not None)), default=math.inf)
+            exceeds = not drift.is_noise and abs(math.log(drift.value)) > math.log1p(least)
+            changes.append({"what": what, "drift": drift, "least": least, "exceeds": exceeds})
+    named = workload if len(results.workloads) > 1 else ""
+    weakens = any(one["exceeds"] for one in changes)
+    return [{"workload": named, "span_s": span_s, "changes": changes, "weakens": weakens}] if changes else []
 
 
 def _idle(host: str, agent: EnergyRecord) -> _Facts:

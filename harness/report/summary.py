@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, get_args
 
-from harness.report.intervals import Ratio, compare_cells, find_typical
+from harness.report.intervals import Ratio, compare_cells, find_typical, widen
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread, select_settled
 from harness.results.reader import Results
 
@@ -65,11 +65,18 @@ class LoaderGroup:
     estimated: frozenset[str]
     """Domains of `domain_j` whose joules are an estimate in any of the rows."""
     error_j: float | None
-    """Median error bound of drawn_j."""
+    """Median error bound of drawn_j, its resolution."""
+    accuracy_j: float | None
+    """Median bound of what the sensors themselves show wrongly; None where it is unknown in a row."""
     au: float | None
     mb_per_s: float | None
     typical: Mapping[str, float | None] = field(default_factory=dict)
     """How far cells usually lie apart in the run, by the column that is compared: see `find_typical`."""
+
+    @property
+    def whole_error_j(self) -> float:
+        """Resolution and accuracy together, as far as they are known."""
+        return (self.error_j or 0.0) + (self.accuracy_j or 0.0)
 
     @property
     def trusted(self) -> bool:
@@ -106,6 +113,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
     shown = _trusted(settled or rows)
     is_emulated = any("gpu" in row.estimated for row in shown)
     drawn = [domain for domain in DOMAINS if domain != "gpu" or not is_emulated]
+    accuracies = [row.energy_accuracy_j for row in shown]
     domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in drawn}
     return LoaderGroup(
         workload=workload,
@@ -123,6 +131,7 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> LoaderG
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
         estimated=frozenset().union(*(row.estimated for row in shown)).intersection(domains),
         error_j=compute_median(shown, lambda row: row.energy_error_j),
+        accuracy_j=None if None in accuracies else compute_median(shown, lambda row: row.energy_accuracy_j),
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),
     )
@@ -169,6 +178,26 @@ def compute_ratio(above: LoaderGroup | None, below: LoaderGroup | None, of: Comp
     )
 
 
+def compute_joule_ratio(above: LoaderGroup | None, below: LoaderGroup | None) -> Ratio | None:
+    """Return the ratio of joules, its interval widened by what repeats do not show: resolution and accuracy."""
+    found = compute_ratio(above, below, "drawn_j")
+    if above is None or below is None or found is None or found.interval is None:
+        return found
+    sides = [[(row, row.drawn_j) for row in of.rows if row.drawn_j is not None] for of in (above, below)]
+    return replace(found, interval=widen(found.interval, *find_joule_errors(*sides)))
+
+
+def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
+    """Return by which share the median joules of each side of a comparison may be off.
+
+    Each side is of rows with the joules that are compared. What a device shows wrongly by a share of its joules cancels
+    between two sides of the same device and source; what it does not see does not.
+    """
+    each = [list(side) for side in sides]
+    cancels = len(each) > 1 and len({row.energy_source for side in each for row, _ in side}) == 1
+    return [statistics.median(row.find_joule_error(joules, cancels=cancels) for row, joules in side) for side in each]
+
+
 def _by_repeat(group: LoaderGroup, of: Compared) -> dict[int, list[float]]:
     cells: dict[int, list[float]] = {}
     for row in group.rows:
@@ -188,10 +217,14 @@ def choose_base(results: Results) -> str | None:
     return results.streaming or readers[0]
 
 
-def explain_marks(groups: Iterable[LoaderGroup]) -> str:
-    """Return what the marks of ratios mean: which is a difference, which is noise, and of which neither is known."""
+def explain_marks(groups: Sequence[LoaderGroup]) -> str:
+    """Return what the marks of ratios mean: which is a difference, and which is noise; and what widens intervals."""
     repeats = [group.repeats for group in groups if group.measured]
     one = "* where a median is of one repeat: it has no interval"
     several = "≈ where its 95 % interval over repeats holds 1: no difference was found"
     marks = [several] * (max(repeats, default=0) > 1) + [one] * (min(repeats, default=0) < 2)
+    accuracies = [one.accuracy_j for one in groups if one.error_j is not None or one.accuracy_j is not None]
+    if accuracies:
+        unknown = "resolution alone: the sensors' accuracy is unknown"
+        marks.append(f"that of joules widened by {unknown if None in accuracies else 'resolution and accuracy'}")
     return ", ".join(marks)

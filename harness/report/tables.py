@@ -35,6 +35,7 @@ from harness.report.summary import (
     LoaderGroup,
     Stat,
     choose_base,
+    compute_joule_ratio,
     compute_ratio,
     describe_medians,
     explain_marks,
@@ -48,7 +49,7 @@ from joulefeed.table import Style, Table, TableCell, TableColumn, print_table
 SHOWN_PROBLEMS: Final = 12
 _MAX_ROWS: Final = 24
 """Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
-_RATIO, _SPREAD, _LEAST, _INTERVAL, _USE = 1, 2, 3, 4, 5
+_RATIO, _SPREAD, _LEAST, _INTERVAL, _USE, _BOUNDS = 1, 2, 3, 4, 5, 6
 """The order in which columns beside the medians stay where there is little room."""
 _MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
 _CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
@@ -141,6 +142,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     beside = [TableColumn("spread", optional=_SPREAD, note=spread), *(ratios if base else [])]
     told = "±: the smallest difference in time that the repeats can show, half of the ratio's 95 % interval"
     least = TableColumn("±", optional=_LEAST, note=told)
+    bounded = any(group.error_j is not None or group.accuracy_j is not None for group in groups)
     untrusted = any(group.measured and not group.trusted for group in groups)
     columns: list[TableColumn | str] = [
         TableColumn("regime", left=True),
@@ -149,7 +151,9 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
         *beside,
         *([least] if base and repeated else []),
         TableColumn("estimate" if all_estimated else "energy", note=_explain_energy(groups, all_estimated)),
-        *beside,
+        *beside[:1],
+        *([TableColumn(head, optional=_BOUNDS) for head in ("resolution", "accuracy")] if bounded else []),
+        *beside[1:],
         TableColumn("AU", optional=_USE),
         TableColumn("MB/s", optional=_USE),
         TableColumn("valid", note="†: no valid row behind it, but invalid ones" if untrusted else ""),
@@ -165,7 +169,7 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
         below = find(groups, workload, regime, base)
         for place, group in enumerate(members):
             compared = None if group.loader in results.bounds else below
-            cells = _write_group(group, compared, bool(base), repeated, all_estimated)
+            cells = _write_group(group, compared, bool(base), repeated, all_estimated, bounded)
             name = TableCell(spell(group.loader), "accent" if group.loader == results.streaming else "")
             rows.append((first if place == 0 else "", name, *cells))
     return Table(columns, rows, notes=(describe_medians(groups),), sections=frozenset(sections))
@@ -182,21 +186,29 @@ def _explain_energy(groups: Sequence[LoaderGroup], all_estimated: bool) -> str:
 
 
 def _write_group(
-    group: LoaderGroup, base: LoaderGroup | None, compared: bool, repeated: bool, all_estimated: bool
+    group: LoaderGroup, base: LoaderGroup | None, compared: bool, repeated: bool, all_estimated: bool, bounded: bool
 ) -> list[TableCell | str]:
     """Return the cells of one loader in one regime, from the epoch on."""
     total = joules(group.drawn_j.median if group.drawn_j else None)
     if group.estimated and group.drawn_j and not all_estimated:
         total += " est."
-    time, energy = compute_ratio(group, base), compute_ratio(group, base, "drawn_j")
+    time, energy = compute_ratio(group, base), compute_joule_ratio(group, base)
     cells = _write_stat(group, group.time_s, seconds(group.time_s.median if group.time_s else None))
     cells += [write_ratio(time), TableCell(span(time), "dim")] if compared else []
     cells += [TableCell(least_difference(time), "dim")] if compared and repeated else []
     cells += _write_stat(group, group.drawn_j, total)
+    cells += [TableCell(text, "dim") for text in _write_bounds(group)] if bounded else []
     cells += [write_ratio(energy), TableCell(span(energy), "dim")] if compared else []
     cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
     mark = "" if group.trusted or not group.measured else " †"
     return [*cells, TableCell(f"{group.valid} of {group.planned}{mark}", _choose_style(group.valid, group.planned))]
+
+
+def _write_bounds(group: LoaderGroup) -> list[str]:
+    """Return the resolution and the accuracy of joules; neither of joules that no sensor measured."""
+    accuracy = UNKNOWN if group.error_j is None else "unknown"
+    resolution, known = (None if one is None else f"±{joules(one)}" for one in (group.error_j, group.accuracy_j))
+    return [resolution or UNKNOWN, known or accuracy]
 
 
 def _write_stat(group: LoaderGroup, stat: Stat | None, text: str) -> list[TableCell | str]:

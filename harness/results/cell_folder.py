@@ -19,7 +19,7 @@ from harness.cell.events import CellEvent
 from harness.cell.resources import Resources
 from harness.errors import ResultsError
 from harness.results.cells import CellRecord, DatasetRecord, HostRecord, LinkRecord
-from harness.results.edges import find_epoch_edges
+from harness.results.edges import HostEdges, find_epoch_edges, find_rank_edges
 from harness.results.files import CELL, read_json, refuse_damage, write_json
 from harness.testbed.link.measure.watch import Ping
 
@@ -131,6 +131,18 @@ class CellData:
         """Return the readings of another host, or those of the host that trains and drives the run."""
         others = {one.host for one in self.cell.hosts}
         return [r for r in self.readings if (r.node not in others if host is None else r.node == host.host)]
+
+    def list_host_edges(self, epoch: int) -> list[HostEdges]:
+        """Return the edges of an epoch on the lead and on every other host, its devices as a rank there saw them."""
+        edges = {rank: of[epoch] for rank, of in find_rank_edges(self.events).items() if epoch in of}
+        found = [HostEdges("", *edges[0])]
+        for host, epochs in self.cell.host_states.items():
+            start, end = (dict(state) for state in epochs[epoch])
+            own = [edges[place] for place, rank in enumerate(self.cell.ranks) if rank.host == host and place in edges]
+            if own:
+                start["devices"], end["devices"] = (edge.get("devices", ()) for edge in own[0])
+            found.append(HostEdges(host, start, end))
+        return found
 
     def count_bytes(self, epoch: int) -> int:
         """Return the encoded bytes of the samples that came in an epoch, by the dataset's own sizes."""

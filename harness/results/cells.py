@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from energymon import Accuracy, Baseline, Event
 from harness.cell.messages import AcceleratorRecord
@@ -113,6 +114,17 @@ class HostClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpinRecord:
+    """What a fixed piece of work took a host around a cell."""
+
+    first: Spin
+    """Before the first cell of the session."""
+    before: Spin
+    """Before the cell, and below after it."""
+    after: Spin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord(EnergyRecord):
     """Another host of a cell: how its energy was sampled, and its clock before and after the cell."""
 
@@ -122,6 +134,7 @@ class HostRecord(EnergyRecord):
     offset_ns: int
     clock_before: HostClock
     clock_after: HostClock
+    spin: SpinRecord | None = None
 
     @property
     def clock_error_ns(self) -> int:
@@ -150,17 +163,6 @@ class RankRecord:
     address: str
     """Of its node on the data network."""
     epochs: Sequence[RankEpoch] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpinRecord:
-    """What a fixed piece of work took this host around a cell."""
-
-    first: Spin
-    """Before the first cell of the session."""
-    before: Spin
-    """Before the cell, and below after it."""
-    after: Spin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ class CellRecord:
     """The other hosts of the cell; empty on one machine."""
     host_cpu_s: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
     """Of several hosts: CPU seconds by host and epoch: `busy` of all processors, and of each part of the run."""
+    host_states: Mapping[str, Mapping[int, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+    """By other host and epoch: the values of a HostState at the epoch's start and at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,10 +20,19 @@ from harness.config.specs import Tolerances
 from harness.results.attributed import compute_cpu_excess, count_cpu_s
 from harness.results.cell_folder import CellData
 from harness.results.cells import HostRecord
-from harness.results.edges import find_epoch_edges, measure_early, measure_growth, measure_others, measure_set_up
+from harness.results.edges import (
+    HostEdges,
+    describe_held,
+    find_epoch_edges,
+    measure_early,
+    measure_growth,
+    measure_others,
+    measure_set_up,
+)
 from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.make_rows import make_rank_rows, to_readings_ns
 from harness.results.metrics import find_fastest_second, is_local, measure_storage_read, summarize_pings
+from harness.system.heat import CAPPED, SLOWED
 from harness.testbed.caches import DROPPED
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
@@ -43,11 +52,11 @@ RULES = frozenset(
         *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
         *("content", "local_reads", "setup_work", "step_time"),
         *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
-        *("link_in_epoch", "throttled", "pressure_memory", "pressure_io", "frequency"),
+        *("link_in_epoch", "throttled", "pressure_memory", "pressure_io", "slowdown", "frequency"),
     }
 )
 """Names of the rules; HOST stands for the name of another host."""
-RULES_EDITION = 1
+RULES_EDITION = 2
 """Rises when a rule is added, left out or judges otherwise, or when a default tolerance changes."""
 FEW = 64
 """Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
@@ -122,11 +131,13 @@ class _JudgedEpoch:
     limits: Tolerances
     start: CellEvent
     end: CellEvent
+    hosts: Sequence[HostEdges]
 
     @classmethod
     def of(cls, data: CellData, row: EpochRow, limits: Tolerances) -> _JudgedEpoch:
         """Return the epoch of a row."""
-        return cls(row, data, limits, *find_epoch_edges(data.events)[row.epoch])
+        edges = find_epoch_edges(data.events)[row.epoch]
+        return cls(row, data, limits, *edges, data.list_host_edges(row.epoch))
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -188,9 +199,7 @@ def _check_row(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield from _check_others(epoch)
     yield from _check_pings(epoch)
     yield from _check_link_in_epoch(epoch)
-    yield _check_throttled(epoch)
-    yield from _check_pressure(epoch)
-    yield _check_frequency(epoch)
+    yield from _check_disturbances(epoch)
 
 
 def _check_samples(epoch: _JudgedEpoch) -> Iterable[Check]:
@@ -602,69 +611,119 @@ def _check_link_in_epoch(epoch: _JudgedEpoch) -> Iterable[Check]:
     yield epoch.check("link_in_epoch", expected, actual, fine)
 
 
-def _check_throttled(epoch: _JudgedEpoch) -> Check:
+def _check_hosts(
+    epoch: _JudgedEpoch, rule: str, expected: str, judge: Callable[[_JudgedEpoch, HostEdges], tuple[str, str | bool]]
+) -> Check:
+    """Judge each host by its edges of the epoch; the check has the gravest verdict and names the hosts that have it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for edges in epoch.hosts:
+        actual, verdict = judge(epoch, edges)
+        verdict = verdict if isinstance(verdict, str) else PASS if verdict else FAIL
+        found[verdict].append(f"{actual} on {edges.host}" if edges.host else actual)
+    gravest = next(one for one in (FAIL, UNKNOWN, WARN, PASS, NOT_APPLICABLE) if one in found)
+    return epoch.check(rule, expected, "; ".join(found[gravest]), gravest)
+
+
+def _check_disturbances(epoch: _JudgedEpoch) -> Iterable[Check]:
+    """Judge what beside the run's own processes stopped or slowed the hosts."""
+    limits = epoch.limits
+    quotas = f"CPU quotas of control groups stop the run for ≤ {limits.throttled_pct:g} % of the epoch"
+    yield _check_hosts(epoch, "throttled", quotas, _judge_quotas)
+    memory = f"tasks wait for memory for ≤ {limits.pressure_pct:g} %, ≤ {limits.swapped_mb:g} MB read from swap"
+    yield _check_hosts(epoch, "pressure_memory", memory, _judge_memory)
+    disks = f"tasks wait for disks for ≤ {limits.pressure_pct:g} %, or the run itself moves most of the bytes"
+    yield _check_hosts(epoch, "pressure_io", disks, _judge_disks)
+    clocks = f"heat and hardware hold clocks back for ≤ {limits.slowed_pct:g} % of the epoch"
+    clocks += f", power limits for ≤ {limits.capped_pct:g} %" if limits.capped_pct < 100 else ""
+    yield _check_hosts(epoch, "slowdown", clocks, _judge_clocks)
+    yield _check_frequency(epoch)
+
+
+def _judge_quotas(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
     """Judge for how long a CPU quota stopped the run: it is idle meanwhile, and no rule on others sees it."""
-    limit = epoch.limits.throttled_pct
-    expected = f"CPU quotas of control groups stop the run for ≤ {limit:g} % of the epoch"
-    if "throttled" not in epoch.end:
-        return epoch.check("throttled", expected, NOT_MEASURED, WARN)
-    if epoch.start["throttled"] is None and epoch.end["throttled"] is None:
-        return epoch.check("throttled", expected, "no control group of the run can have a quota", NOT_APPLICABLE)
-    times, stopped_s = (measure_growth(epoch.start, epoch.end, key) for key in ("throttled", "throttled_s"))
+    if "throttled" not in edges.end:
+        return NOT_MEASURED, WARN
+    if edges.start["throttled"] is None and edges.end["throttled"] is None:
+        return "no control group of the run can have a quota", NOT_APPLICABLE
+    times, stopped_s = (measure_growth(edges.start, edges.end, key) for key in ("throttled", "throttled_s"))
     if times is None or stopped_s is None:
-        return epoch.check("throttled", expected, "the control groups changed", UNKNOWN)
-    actual = f"{stopped_s:.2f} s in {epoch.span_s:.2f} s, {times} times"
-    return epoch.check("throttled", expected, actual, 100 * stopped_s <= limit * epoch.span_s)
+        return "the control groups changed", UNKNOWN
+    is_kept = 100 * stopped_s <= epoch.limits.throttled_pct * epoch.span_s
+    return f"{stopped_s:.2f} s in {epoch.span_s:.2f} s, {times} times", is_kept
 
 
-def _check_pressure(epoch: _JudgedEpoch) -> Iterable[Check]:
-    """Judge for how long tasks waited for memory, and warn where they waited for disks that others used."""
+def _judge_memory(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
+    """Judge for how long tasks waited for memory."""
+    if "memory_wait_s" not in edges.end:
+        return NOT_MEASURED, WARN
     limits, cell = epoch.limits, epoch.data.cell
-    most_s = epoch.span_s * limits.pressure_pct / 100
-    for_memory = f"tasks wait for memory for ≤ {limits.pressure_pct:g} %, ≤ {limits.swapped_mb:g} MB read from swap"
-    for_disks = f"tasks wait for disks for ≤ {limits.pressure_pct:g} %, or the run itself moves most of the bytes"
-    if "memory_wait_s" not in epoch.end:
-        for rule, expected in (("pressure_memory", for_memory), ("pressure_io", for_disks)):
-            yield epoch.check(rule, expected, NOT_MEASURED, WARN)
-        return
-    waited_s, swapped = (measure_growth(epoch.start, epoch.end, key) for key in ("memory_wait_s", "swapped_in_bytes"))
+    waited_s, swapped = (measure_growth(edges.start, edges.end, key) for key in ("memory_wait_s", "swapped_in_bytes"))
     if waited_s is None and swapped is None:
-        yield epoch.check("pressure_memory", for_memory, NO_PRESSURE, NOT_APPLICABLE)
-    else:
-        waited = "time unknown" if waited_s is None else f"{100 * waited_s / epoch.span_s:.1f} %"
-        actual = f"{waited}, {(swapped or 0) / 1e6:.1f} MB"
-        fine = (waited_s or 0.0) <= most_s and (swapped or 0) <= limits.swapped_mb * 1e6
-        # A cell that has a limit on its memory waits by design.
-        is_limited = cell.memory is not None or cell.daemon_memory is not None
-        yield epoch.check("pressure_memory", for_memory, actual, WARN if is_limited and not fine else fine)
-    waited_s = measure_growth(epoch.start, epoch.end, "disk_wait_s")
+        return NO_PRESSURE, NOT_APPLICABLE
+    waited = "time unknown" if waited_s is None else f"{100 * waited_s / epoch.span_s:.1f} %"
+    actual = f"{waited}, {(swapped or 0) / 1e6:.1f} MB"
+    most_s = epoch.span_s * limits.pressure_pct / 100
+    fine = (waited_s or 0.0) <= most_s and (swapped or 0) <= limits.swapped_mb * 1e6
+    # A cell that has a limit on its memory waits by design.
+    is_limited = cell.memory is not None or cell.daemon_memory is not None
+    return actual, WARN if is_limited and not fine else fine
+
+
+def _judge_disks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
+    """Warn where tasks waited for disks that others used."""
+    if "disk_wait_s" not in edges.end:
+        return NOT_MEASURED, WARN
+    waited_s = measure_growth(edges.start, edges.end, "disk_wait_s")
     if waited_s is None:
-        yield epoch.check("pressure_io", for_disks, NO_PRESSURE, NOT_APPLICABLE)
-        return
-    own, *whole = (
-        measure_growth(epoch.start, epoch.end, key)
-        for key in ("run_disk_bytes", "disk_read_bytes", "disk_written_bytes")
-    )
-    total = sum(one or 0 for one in whole)
-    others = max(0, total - (own or 0))
+        return NO_PRESSURE, NOT_APPLICABLE
+    counters = ("run_disk_bytes", "disk_read_bytes", "disk_written_bytes")
+    own, *whole = (measure_growth(edges.start, edges.end, key) or 0 for key in counters)
+    total = sum(whole)
+    others = max(0, total - own)
     actual = f"{100 * waited_s / epoch.span_s:.1f} %, {others / 1e6:.1f} of {total / 1e6:.1f} MB by others"
-    is_disturbed = waited_s > most_s and others > max(FEW_DISK_BYTES, total / 2)
-    yield epoch.check("pressure_io", for_disks, actual, WARN if is_disturbed else PASS)
+    most_s = epoch.span_s * epoch.limits.pressure_pct / 100
+    return actual, WARN if waited_s > most_s and others > max(FEW_DISK_BYTES, total / 2) else PASS
+
+
+def _judge_clocks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
+    """Judge what held the clocks of boards and processors back; a power limit only warns, unless the config says so."""
+    if "devices" not in edges.end:
+        return NOT_MEASURED, WARN
+    devices = edges.list_devices(epoch.data.cell.accelerator.boards)
+    if not devices:
+        return "no board, and no sensor of a processor", NOT_APPLICABLE
+    over: list[str] = []
+    under: list[str] = []
+    for reasons, limit in ((SLOWED, epoch.limits.slowed_pct), (CAPPED, epoch.limits.capped_pct)):
+        for pair in devices:
+            for text, share in describe_held(*pair, reasons, epoch.span_s).items():
+                (over if not limit or 100 * share > limit else under).append(text)
+    temps = [state.temp_c for pair in devices for state in pair if state.temp_c is not None]
+    hottest = f"at most {max(temps):.0f} °C" if temps else "temperature unknown"
+    told = "; ".join(over or under or ["nothing did"])
+    return f"{told}; {hottest}", FAIL if over else WARN if under else PASS
 
 
 def _check_frequency(epoch: _JudgedEpoch) -> Check:
-    """Warn where the host computes at another speed after the cell than before it, or than at the run's start."""
-    limit, spin = epoch.limits.frequency_pct / 100, epoch.data.cell.spin
+    """Warn where a host computes at another speed after the cell than before it, or than at the run's start."""
+    cell, limit = epoch.data.cell, epoch.limits.frequency_pct / 100
     expected = f"a fixed piece of work takes the same CPU time to {100 * limit:g} %"
-    if spin is None:
-        return epoch.check("frequency", expected, NOT_MEASURED, WARN)
-    scatter = max(one.scatter for one in (spin.first, spin.before, spin.after))
-    first_ms, before_ms, after_ms = times = [1e3 * one.best_s for one in (spin.first, spin.before, spin.after)]
-    changed, allowed = max(times) / min(times) - 1, max(limit, SCATTERS * scatter)
-    actual = f"{first_ms:.3f} ms before the first cell, {before_ms:.3f} before this one and {after_ms:.3f} after it"
-    actual += f": {100 * changed:.1f} %"
-    actual += f", where the host's speed scatters by {100 * scatter:.1f} % at any moment" if allowed > limit else ""
-    return epoch.check("frequency", expected, actual, PASS if changed <= allowed else WARN)
+    spins = {"": cell.spin, **{f" on {host.host}": host.spin for host in cell.hosts}}
+    texts: dict[str, list[str]] = {WARN: [], PASS: []}
+    for where, spin in spins.items():
+        if spin is None:
+            texts[WARN].append(f"{NOT_MEASURED}{where}")
+            continue
+        scatter = max(one.scatter for one in (spin.first, spin.before, spin.after))
+        first_ms, before_ms, after_ms = times = [1e3 * one.best_s for one in (spin.first, spin.before, spin.after)]
+        changed, allowed = max(times) / min(times) - 1, max(limit, SCATTERS * scatter)
+        actual = f"{first_ms:.3f} ms before the first cell, {before_ms:.3f} before this one and {after_ms:.3f} after it"
+        actual += f"{where}: {100 * changed:.1f} %"
+        if allowed > limit:
+            actual += f", where the host's speed scatters by {100 * scatter:.1f} % at any moment"
+        texts[PASS if changed <= allowed else WARN].append(actual)
+    verdict = WARN if texts[WARN] else PASS
+    return epoch.check("frequency", expected, "; ".join(texts[verdict]), verdict)
 
 
 def _check_spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:

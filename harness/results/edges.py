@@ -5,11 +5,12 @@ The cell's own events are from rank 0. The kinds of events from other ranks begi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from harness.cell.events import SET_UP, CellEvent
+from harness.system.heat import DeviceState
 
 _OF_RANK: Final = "rank."
 _EPOCH_EDGES: Final = ("epoch_start", "epoch_end")
@@ -32,10 +33,48 @@ def find_rank_edges(events: Iterable[CellEvent]) -> Mapping[int, Mapping[int, tu
     return {rank: find_epoch_edges(of_rank) for rank, of_rank in _sort_by_rank(events).items()}
 
 
-def measure_growth(start: CellEvent, end: CellEvent, counter: str) -> Any:
-    """Return by how much a counter grew between two events; None where it was not read, or began again."""
+def measure_growth(start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
+    """Return by how much a counter grew between two events or states; None where it was not read, or began again."""
     before, after = start.get(counter), end.get(counter)
     return None if before is None or after is None or after < before else after - before
+
+
+@dataclass(frozen=True, slots=True)
+class HostEdges:
+    """What the kernel and the devices of one host said at an epoch's start and at its end: values of a HostState."""
+
+    host: str
+    """Empty for the lead."""
+    start: Mapping[str, Any]
+    end: Mapping[str, Any]
+
+    def list_devices(self, boards: Collection[str]) -> list[tuple[DeviceState, DeviceState]]:
+        """Return the devices at the start and at the end; of the boards only `boards` (UUIDs), where some are here."""
+        known = [
+            {one["device"]: DeviceState(**one) for one in edge.get("devices", ())} for edge in (self.start, self.end)
+        ]
+        pairs = [(known[0][device], state) for device, state in known[1].items() if device in known[0]]
+        ours = {end.uuid for _, end in pairs} & set(boards)
+        return [pair for pair in pairs if not ours or pair[1].uuid in ours or not pair[1].uuid]
+
+
+def describe_held(start: DeviceState, end: DeviceState, reasons: Collection[str], span_s: float) -> dict[str, float]:
+    """Return what of some reasons held a device's clocks back in an epoch of `span_s`: its share of it, by a text.
+
+    The share is 0 where the device does not count seconds: it was seen at an edge, or is counted in times.
+    """
+    found = {}
+    for reason in sorted(reasons):
+        held_s = measure_growth(start.held_s, end.held_s, reason) or 0.0
+        times = measure_growth(start.held_times, end.held_times, reason)
+        edges = " and ".join(name for name, state in (("start", start), ("end", end)) if reason in state.reasons)
+        # The counters are read a little outside of the epoch.
+        share = min(1.0, held_s / span_s)
+        parts = [f"for {100 * share:.1f} % of the epoch"] * bool(held_s) + [f"{times} times"] * bool(times)
+        parts += [f"at its {edges}"] * bool(edges)
+        if parts:
+            found[f"{end.device} {reason} {', '.join(parts)}"] = share
+    return found
 
 
 def sum_over_ranks(events: Iterable[CellEvent], epoch: int, counter: str) -> float | None:

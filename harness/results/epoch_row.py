@@ -68,6 +68,11 @@ class EpochRow:
     """The part of `total_j` of hosts that store and do not train. None on one machine."""
     energy_error_j: float | None
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
+    energy_accuracy_j: float | None = None
+    """Bound, beside it, of what the sensors themselves do not see or show wrongly. None where it is unknown of one."""
+    energy_gain_j: float | None = None
+    """The part of it that is a share of the joules of the only device: it cancels in a ratio of two rows of the device
+    and source. 0 with several devices, whose errors differ. None where `energy_accuracy_j` is."""
     net_j: float | None = None
     """`total_j` without the idle joules of the hosts; may be negative. None without a baseline of each part."""
     j_per_gb: float | None = None
@@ -118,6 +123,15 @@ class EpochRow:
             return self.total_j
         hosts = [joules for domain, joules in self.joules.items() if domain != "gpu"]
         return sum(hosts) if hosts else None
+
+    def find_joule_error(self, joules: float, *, cancels: bool) -> float:
+        """Return by which share joules of the row may be off: by resolution, and by accuracy as far as it is known.
+
+        `cancels` is whether they are compared with joules of the same device and source.
+        """
+        gain_j = self.energy_gain_j if cancels else 0.0
+        error_j = (self.energy_error_j or 0.0) + (self.energy_accuracy_j or 0.0) - (gain_j or 0.0)
+        return error_j / joules if joules else 0.0
 
     @property
     def sources(self) -> dict[str, str]:

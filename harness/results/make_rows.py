@@ -113,6 +113,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         compute_j=_sum_j(training) if cell.hosts else None,
         storage_j=_sum_j(storing) if cell.hosts else None,
         energy_error_j=total.error_j if total else None,
+        energy_accuracy_j=total.accuracy_j if total else None,
+        energy_gain_j=_find_gain_j(cell, [lead, *others.values()], total),
         net_j=total.net_j if total else None,
         j_per_gb=_divide(total, nbytes / 1e9),
         j_per_sample=_divide(total, samples),
@@ -171,6 +173,17 @@ def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[EnergyCom
     known = all(node.total is not None for node in nodes)
     summed = [replace(add_up(of), name=name) for name, of in parts.items() if of]  # type: ignore[arg-type]
     return [one for one in summed if known or one.name != "total"]
+
+
+def _find_gain_j(cell: CellRecord, nodes: Sequence[NodeEnergy], total: EnergyComponent | None) -> float | None:
+    """Return the part of the total's accuracy that is a share of the joules of the only device; 0 of several."""
+    if total is None or total.accuracy_j is None:
+        return None
+    alone, *others = (energy for node in nodes for energy in node.best)
+    names = (alone.device, alone.domain, alone.source)
+    series = (one for record in (cell.energy, *cell.hosts) for one in record.series)
+    known = next((one.accuracy for one in series if (one.device, one.domain, one.source) == names), None)
+    return 0.0 if others or known is None else (known.share or 0.0) * alone.joules
 
 
 def _divide(total: EnergyComponent | None, by: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ from harness.results.epoch_row import RankRow
 from harness.results.make_rows import make_rank_rows, select_resources
 from harness.testbed.caches import MAPPED_STAY
 from harness.testbed.link.measure.watch import INTERVAL_S, Ping
+
+Number = TypeVar("Number", int, float)
 
 JITTERS = 4
 """Standard deviations of the delay by which packets that keep their order come late, each way."""
@@ -117,6 +120,19 @@ class EpochMetrics:
 
     None where nothing was read from a disk that the kernel counts, where caches were not dropped before the epoch, or
     where another program dropped them within the epoch, so that samples were read again."""
+    gpu_temp_c: float | None = None
+    """At the epoch's end, of the hottest board that the cell trains on, or of all where it trains on none."""
+    gpu_clock_mhz: float | None = None
+    """Of the multiprocessors of the slowest of these boards at the epoch's end."""
+    gpu_memory_clock_mhz: float | None = None
+    gpu_power_limit_w: float | None = None
+    """The lowest of these boards' limits."""
+    gpu_capped: float | None = None
+    """Share of the epoch in which the limit held the clocks back, 0 to 1, of the board that it held back longest."""
+    cpu_temp_c: float | None = None
+    """Of the hottest package of all hosts at the epoch's end."""
+    cpu_clock_mhz: float | None = None
+    """Of the slowest of these packages, the mean of its processors, at the epoch's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +278,26 @@ def _measure_epoch(
         ranks_wait_s=max((row.ranks_wait_s for row in ranks if row.ranks_wait_s is not None), default=None),
         readers=data.cell.readers,
         rank_samples_most=max((row.samples for row in ranks), default=None),
+        **_measure_devices(data, epoch, end["duration_ns"] / 1e9),
     )
+
+
+def _measure_devices(data: CellData, epoch: int, span_s: float) -> dict[str, float | None]:
+    """Return the columns of boards and processors, of all hosts."""
+    boards = data.cell.accelerator.boards
+    pairs = [pair for edges in data.list_host_edges(epoch) for pair in edges.list_devices(boards)]
+    held_s = [measure_growth(start.held_s, end.held_s, "sw_power_cap") for start, end in pairs]
+    gpus, cpus = ([end for _, end in pairs if bool(end.uuid) is is_board] for is_board in (True, False))
+    capped_s = _find_max(held_s)
+    return {
+        "gpu_temp_c": _find_max(one.temp_c for one in gpus),
+        "gpu_clock_mhz": _find_min(one.clock_mhz for one in gpus),
+        "gpu_memory_clock_mhz": _find_min(one.memory_clock_mhz for one in gpus),
+        "gpu_power_limit_w": _find_min(one.limit_w for one in gpus),
+        "gpu_capped": None if capped_s is None else min(1.0, capped_s / span_s),
+        "cpu_temp_c": _find_max(one.temp_c for one in cpus),
+        "cpu_clock_mhz": _find_min(one.clock_mhz for one in cpus),
+    }
 
 
 def measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> int | None:
@@ -313,5 +348,9 @@ def _summarize_work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float |
     return {f"work_{name}_s": float(value) for name, value in zip(names, values, strict=True)}
 
 
-def _find_max(values: Iterable[int | None]) -> int | None:
+def _find_max(values: Iterable[Number | None]) -> Number | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _find_min(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)

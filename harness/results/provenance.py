@@ -107,7 +107,7 @@ def list_changes(before: Provenance, now: Provenance) -> list[str]:
 
     Only sections that both have are compared: what `describe_machine` returns has no testbed and no sensors.
     """
-    sections = [name for name in now if name in before and name not in ("command", "dataset")]
+    sections = [name for name in now if name in before and name not in ("command", "dataset", "heat")]
     old, new = (list_facts({name: of[name] for name in sections}) for of in (before, now))
     return [
         f"{key}: {new.get(key, 'absent')}, was {old.get(key, 'absent')}"

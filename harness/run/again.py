@@ -37,6 +37,7 @@ _REMEDIES: Final = {
     "checks.others_cpus=8 allow more",
     "steal": "other guests of this virtual machine's host took processors: run at another time, or on another machine",
     "throttled": "raise the CPU quota of the container or service, or run outside of it",
+    "slowdown": "a board or a processor is too hot or lacks power: cool it, or give it time before the run",
     "pressure_memory": "fewer workers or smaller batches, or more memory",
     "link": "a busy machine delays the link: end other work, ask for a lower rate_gbit, or use netem",
     "step": "the emulated step got no processor in time: end other work, or have fewer workers",
@@ -45,7 +46,7 @@ _REMEDIES: Final = {
 }
 """What would help, by the kind of disturbance."""
 _KINDS: Final = {
-    **{rule: rule for rule in ("others_cpu", "steal", "throttled", "pressure_memory")},
+    **{rule: rule for rule in ("others_cpu", "steal", "throttled", "slowdown", "pressure_memory")},
     "step_time": "step",
     "missed_ticks": "agent",
     "clock_offset": "clock",

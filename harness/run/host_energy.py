@@ -1,7 +1,7 @@
 """Energy on the other hosts of a run: an agent on each, their readings and clocks after every cell.
 
 `python -m harness.run.host_energy` runs one on a host, over the supervisor. It answers the calls `start`, then `clock`,
-`ntp`, `cpu`, and `readings` of a span. The end of standard input ends it.
+`ntp`, `edge`, `spin`, and `readings` of a span. The end of standard input ends it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,8 +28,11 @@ from harness.errors import CellError, HarnessError, TestbedError
 from harness.results.cells import HostClock, HostRecord, SensorRecord
 from harness.results.files import parse_value
 from harness.run.energy_agent import EnergyAgent
+from harness.system.heat import Heat
+from harness.system.host_state import HostState
 from harness.system.process import processes_of_run
 from harness.system.procfs import cpu_s, family, host_cpu, kernel_threads
+from harness.system.spin import Spin, measure_spin
 from harness.testbed import Testbed
 from harness.testbed.hosts.session import compare_clocks
 from joulefeed.calls import Answers, CallError, call, request, wait_answer
@@ -57,6 +60,16 @@ class _HostAgent:
             return call(self.child, do, timeout_s=_ANSWER_S, **arguments)
         except (ChildError, CallError) as error:
             raise CellError(f"host {self.host}: its energy agent: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class HostEdge:
+    """CPU time and state of a host at an epoch's edge."""
+
+    cpu_s: Mapping[str, float]
+    """CPU seconds so far, as `count_cpu` returns them."""
+    state: Mapping[str, object] = field(default_factory=dict)
+    """The values of its HostState; empty of the lead."""
 
 
 class HostAgents:
@@ -107,15 +120,19 @@ class HostAgents:
             found[agent.host] = compute_clock_offset(*exchanged, ntp_offset("lead", time.time_ns()), there)
         return found
 
-    def count_cpu(self, here: EnergyAgent) -> dict[str, dict[str, float]]:
-        """Return the CPU seconds of all hosts of the run, as `count_cpu` does; empty on one. Raises CellError.
+    def read_edges(self, here: EnergyAgent) -> dict[str, HostEdge]:
+        """Return CPU time and state of all hosts of the run, now; nothing of a run on one. Raises CellError.
 
-        `here` is the agent of this host.
+        `here` is the agent of this host, whose state the cell's events have.
         """
         if not self._agents:
             return {}
-        found = {here.node: count_cpu(self._testbed.run_id, here.pid)}
-        return found | {agent.host: agent.ask("cpu") for agent in self._agents}
+        found = {here.node: HostEdge(count_cpu(find_processes(self._testbed.run_id, here.pid)))}
+        return found | {agent.host: HostEdge(**agent.ask("edge")) for agent in self._agents}
+
+    def measure_spins(self) -> dict[str, Spin]:
+        """Return what a fixed piece of work takes each other host. Raises CellError."""
+        return {agent.host: Spin(**agent.ask("spin")) for agent in self._agents}
 
     def records(
         self, start_ns: int, end_ns: int, before: Mapping[str, HostClock], after: Mapping[str, HostClock]
@@ -202,10 +219,10 @@ def compute_clock_offset(
     return HostClock("exchange over SSH", offset_ns / 1e6, error_ns / 1e6)
 
 
-def count_cpu(run_id: str, agent_pid: int | None) -> dict[str, float]:
-    """Return CPU seconds of this host's processors (`busy`), and of the run's processes here by what they do.
+def find_processes(run_id: str, agent_pid: int | None) -> dict[str, set[int]]:
+    """Return the run's processes on this host with their children, by what they do.
 
-    Those are the `loader` (cells and their workers), the `daemon`, the `mount` and the `monitor` of energy; what has no
+    That is the `loader` (cells and their workers), the `daemon`, the `mount` and the `monitor` of energy; what has no
     process here is left out.
     """
     roots: dict[str, list[int]] = {"mount": [*kernel_threads("nfsd")]}
@@ -215,7 +232,12 @@ def count_cpu(run_id: str, agent_pid: int | None) -> dict[str, float]:
                 roots.setdefault(part, []).append(pid)
     if agent_pid is not None:
         roots["monitor"] = [agent_pid]
-    counted = {name: cpu_s({pid for root in pids for pid in family(root)}) for name, pids in roots.items() if pids}
+    return {name: {pid for root in pids for pid in family(root)} for name, pids in roots.items() if pids}
+
+
+def count_cpu(processes: Mapping[str, Collection[int]]) -> dict[str, float]:
+    """Return CPU seconds of this host's processors (`busy`), and of processes by what they do."""
+    counted = {name: cpu_s(pids) for name, pids in processes.items()}
     return {"busy": host_cpu().used_s(time.monotonic()), **counted}
 
 
@@ -261,6 +283,7 @@ class _Answering:
         if token:
             os.environ[TOKEN_VARIABLE] = token
         self._run_id = run_id
+        self._heat = self._stack.enter_context(Heat())
         self._agent = EnergyAgent(
             Path(folder, "energy.sqlite"),
             EnergySpec(**energy),
@@ -281,9 +304,15 @@ class _Answering:
         own = ntp_offset(self._agent.node, time.time_ns())
         return None if own is None else asdict(own)
 
-    def cpu(self) -> object:
-        """Return what `count_cpu` counts on this host."""
-        return count_cpu(self._run_id, self._agent.pid)
+    def edge(self) -> object:
+        """Return the values of this host's HostEdge."""
+        processes = find_processes(self._run_id, self._agent.pid)
+        pids = set().union(*processes.values())
+        return {"cpu_s": count_cpu(processes), "state": asdict(HostState.read(pids, self._heat.read()))}
+
+    def spin(self) -> object:
+        """Return what a fixed piece of work takes this host."""
+        return asdict(measure_spin())
 
     def readings(self, *, start_ns: int, end_ns: int) -> object:
         """Return what the agent stored between two instants of this host's clock, UTC ns. Raises HarnessError."""
@@ -308,7 +337,7 @@ def main() -> int:
     """Answer the calls of the lead until standard input ends; returns the exit status."""
     with ExitStack() as stack:
         own = _Answering(stack)
-        handlers = {name: getattr(own, name) for name in ("start", "clock", "ntp", "cpu", "readings")}
+        handlers = {name: getattr(own, name) for name in ("start", "clock", "ntp", "edge", "spin", "readings")}
         Answers(handlers, (HarnessError,)).run()
     return 0
 

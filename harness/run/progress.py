@@ -137,6 +137,11 @@ class RunProgress:
         self.doing(f"{self._label}: {text}")
         self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
 
+    def waits(self, text: str) -> None:
+        """Show what the cell waits for; the time since its phase began goes on."""
+        self._doing = f"{self._label}: {text}"
+        self._bars.update(self._tasks["samples"], description=self._doing)
+
     def samples(self, epoch: int, done: int) -> None:
         """Show how many samples of an epoch have been trained on."""
         if done == 0:

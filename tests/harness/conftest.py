@@ -28,7 +28,7 @@ def counters(**changed):
     known = {"rx_bytes": 0, "tx_bytes": 0, "cpu_busy_s": 0.0, "cpu_total_s": 0.0, "link_cpu_s": None}
     known |= {"cell_cpu_s": 0.0, "cpus": 2, "cpu_at_s": 0.0, "cpu_idle_s": 1.0, "cpu_irq_s": 0.0, "cpu_steal_s": 0.0}
     known |= {"throttled": 0, "throttled_s": 0.0, "memory_wait_s": 0.0, "disk_wait_s": 0.0, "swapped_in_bytes": 0}
-    known |= {"disk_read_bytes": 0, "disk_written_bytes": 0, "run_disk_bytes": 0, "strangers": []}
+    known |= {"disk_read_bytes": 0, "disk_written_bytes": 0, "run_disk_bytes": 0, "strangers": [], "devices": []}
     return known | {"run_cpu_s": 0.0, "kernel_cpu_s": 0.0, "run_wait_s": 0.0} | changed
 
 

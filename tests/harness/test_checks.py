@@ -49,7 +49,7 @@ def test_a_good_row_is_valid(remote):
     valid, rules = judged(remote())
     assert valid == "valid"
     unjudged = {rule for rule, verdict in rules.items() if verdict == "not applicable"}
-    assert unjudged == {"spread", "clock_offset", "shuffled", "step_time", "local_reads"}
+    assert unjudged == {"spread", "clock_offset", "shuffled", "step_time", "local_reads", "slowdown"}
     assert {verdict for rule, verdict in rules.items() if rule not in unjudged} == {"pass"}
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
 
@@ -605,11 +605,13 @@ def test_a_host_that_computes_at_another_speed_after_the_cell_warns(spin, verdic
 
 def test_a_folder_from_before_these_rules_keeps_its_verdict(stored, quiet):
     old = stored()
-    known = {"throttled", "throttled_s", "memory_wait_s", "disk_wait_s"}
+    known = {"throttled", "throttled_s", "memory_wait_s", "disk_wait_s", "devices"}
     old = replace(old, events=[{k: v for k, v in event.items() if k not in known} for event in old.events])
     valid, rules = judged(change(old, cell={"spin": None}))
     assert valid == "valid"
-    assert {rules[rule] for rule in ("throttled", "pressure_memory", "pressure_io", "frequency")} == {"warn"}
+    assert {rules[rule] for rule in ("throttled", "pressure_memory", "pressure_io", "slowdown", "frequency")} == {
+        "warn"
+    }
 
 
 def test_the_processes_that_took_the_cpu_are_named(stored, quiet):

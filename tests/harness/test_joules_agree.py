@@ -106,7 +106,8 @@ def test_an_epoch_row_a_window_and_a_query_agree_to_the_last_bit(stored, tmp_pat
 
     components = queried(path, start_ns, end_ns)
     total = components["total"]
-    assert (row.total_j, row.energy_error_j) == (total["joules"], total["error_j"])
+    figures = ("joules", "error_j", "accuracy_j")
+    assert (row.total_j, row.energy_error_j, row.energy_accuracy_j) == tuple(total[name] for name in figures)
     for domain, joules in (("cpu", row.cpu_j), ("dram", row.dram_j), ("gpu", row.gpu_j)):
         assert joules == components.get(domain, {"joules": None})["joules"]
 

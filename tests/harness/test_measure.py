@@ -30,6 +30,29 @@ def test_a_row_holds_what_was_stored(stored):
     assert row.start_utc == "2023-11-14T22:13:20.000000+00:00"
 
 
+def accurate(device, domain="gpu", source="nvml-counter", share=0.05, unseen_w=10.0):
+    accuracy = {"share": share, "unseen_w": unseen_w, "edge_j": 2.0, "origin": "a study"}
+    return {"device": device, "domain": domain, "source": source, "accuracy": accuracy}
+
+
+def of_boards(stored, readings, *series):
+    read = [one for of in series for one in readings(of["source"], of["domain"], device=of["device"])]
+    return make_epoch_rows(change(stored(readings=read), cell={"energy": {"series": series}}))[0]
+
+
+def test_a_row_holds_what_the_sensors_themselves_do_not_see(stored, readings):
+    alone = of_boards(stored, readings, accurate("gpu-0"))
+    assert alone.energy_accuracy_j == pytest.approx(0.05 * 400 + 10 * 4 + 2)
+    # The share of the joules is the same in every row of the board.
+    assert alone.energy_gain_j == pytest.approx(0.05 * 400)
+    two = of_boards(stored, readings, accurate("gpu-0"), accurate("gpu-1"))
+    assert two.energy_accuracy_j == pytest.approx(2 * alone.energy_accuracy_j)
+    assert two.energy_gain_j == 0.0, "each board has an error of its own"
+    unknown = of_boards(stored, readings, accurate("gpu-0"), accurate("package-0", "cpu", "rapl-perf", share=None))
+    assert unknown.energy_accuracy_j is unknown.energy_gain_j is None
+    assert unknown.energy_error_j > 0
+
+
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored, readings):
     (row,) = make_epoch_rows(stored(readings=readings()[:20]))
     assert row.cpu_j is None  # readings that do not cover the epoch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -63,6 +64,7 @@ FAULTS = {
     "slightly farther link": ("link_in_epoch",),
     "deaf end": ("pings_lost",),
     "throttled": ("throttled",),
+    "hot board": ("slowdown",),
     "memory is short": ("pressure_memory",),
     "disks are busy": ("pressure_io",),
     "full queue": ("no_drops",),
@@ -119,6 +121,8 @@ BUSY = {"others_cpu", "steal", "missed_ticks", "pressure_memory", "step_time"} |
 """Rules that other work on this machine may break."""
 SECONDS = 0.6
 """How long a fault lasts: some pings, and some ticks of 50 ms."""
+HW_THERMAL_SLOWDOWN = 0x40
+"""Of nvmlClocksEventReasons."""
 SHORT_MB, WRITERS = 8, 3
 """Memory of the processes that write files, and how many of them there are."""
 NEAR = Regime(name="near", rtt_ms=2.0, rate_gbit=0.5)
@@ -143,7 +147,7 @@ loaders: {faulty: {_target_: tests.integration.faulty_loader.FaultyLoader, socke
 regimes:
   near: {rtt_ms: 2, rate_gbit: 0.5}
   impaired: {rtt_ms: 2, rate_gbit: 0.5, jitter_ms: 0.5, loss_pct: 5, paths: [{}, {}]}
-energy: {interval_ms: 50}
+energy: {interval_ms: 50, settle: {max_s: 2, over_s: 1}}
 testbed: {caches: tree}
 """
 
@@ -160,6 +164,8 @@ class Saboteur:
         self._folder = folder
         self._rounds = spin._ROUNDS
         self._cpu_group = CpuGroup()
+        self.boards = fake.Boards(folder / "boards")
+        self.boards(1, temp_c={0: 45})
         self._listener = Listener(self.socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -195,6 +201,7 @@ class Saboteur:
 
     def _do(self, asked: str) -> list[str]:
         self._cpu_group.lift()
+        self.boards(1, temp_c={0: 45})
         if asked == "faults":
             return list(FAULTS) if self.cell == "near" else ["nothing to read"] * len(FAULTS)
         if cause := getattr(self, f"_{asked.replace(' ', '_')}", None):
@@ -212,6 +219,9 @@ class Saboteur:
     def _throttled(self) -> None:
         cells = [one for one in psutil.Process().children(recursive=True) if "harness.cell" in one.cmdline()]
         self._cpu_group.limit([one.pid for one in cells])
+
+    def _hot_board(self) -> None:
+        self.boards(1, temp_c={0: 91}, reasons={0: HW_THERMAL_SLOWDOWN})
 
     def _memory_is_short(self) -> None:
         parent = memory.memory_parent()
@@ -370,6 +380,9 @@ def run_folder(tmp_path_factory):
         patched.setattr(run_cell, "measure_spin", saboteur.measure_spin)
         patched.setattr(spin, "_ROUNDS", spin._ROUNDS)
         patched.setenv("PYTHONPATH", str(ROOT))
+        # Of the cells, which look for boards; agents are told of none.
+        patched.setenv("LD_LIBRARY_PATH", str(fake.build(folder).parent))
+        patched.setenv("FAKE_NVML", str(saboteur.boards.control))
         patched.setenv("HYDRA_FULL_ERROR", "")
         beside = RunState.create(f"beside{os.getpid()}")
         try:
@@ -385,6 +398,11 @@ def run_folder(tmp_path_factory):
             saboteur.close()
     tree.close()
     return folder / "results" / "latest"
+
+
+def test_a_run_waits_until_the_boards_temperature_is_steady_and_says_so(run_folder):
+    settled = json.loads((run_folder / "provenance.json").read_text())["heat"]["settled"]["value"]
+    assert re.fullmatch(r"temperatures (not )?steady after \d s: gpu-0 45 to 45 °C.*", settled)
 
 
 def test_a_regime_that_is_nearer_than_the_link_can_be_is_refused(run_folder, monkeypatch, capfd):

@@ -205,6 +205,12 @@ def test_a_daemon_and_a_mount_give_valid_rows_with_the_joules_of_both_hosts(host
     by_rule = {check["rule"]: check for check in checks if check["rule"].endswith("storage1")}
     assert {check["verdict"] for check in by_rule.values()} == {"pass"}
     assert set(by_rule) == {"missed_ticks_storage1", "clock_offset_storage1"}
+    for path in folder.glob("cells/*/cell.json"):
+        record = json.loads(path.read_text())
+        (host,) = record["hosts"]
+        assert host["spin"]["first"]["best_s"] > 0
+        start, end = record["host_states"]["storage1"]["1"]
+        assert start.keys() == end.keys() >= {"throttled", "memory_wait_s", "disk_wait_s", "devices"}
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["hosts"]["storage1"]["value"]["host"]["hostname"]["value"] == "storage1"
     assert (folder / "hosts" / "storage1" / "energy.sqlite").exists()

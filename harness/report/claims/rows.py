@@ -12,6 +12,7 @@ from harness.config.specs import Experiment
 from harness.report.claims.composition import measure_compositions, measure_reordering
 from harness.report.claims.metrics import METRICS, WORK
 from harness.report.measurements import epochs
+from harness.results.epoch_row import EpochRow
 from harness.results.reader import Results
 
 
@@ -38,6 +39,8 @@ class ClaimRow:
     """Its label; empty where it is unknown."""
     devices: int = 0
     """Real boards that its ranks used."""
+    stored: EpochRow | None = None
+    """The row of epochs.csv; None in a claim that is tried without a run."""
     repeat: int | None = None
     """The repeat of its cell; None where it is unknown."""
     model_check: str = ""
@@ -68,6 +71,7 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Cl
                 estimated=row.estimated,
                 accelerator=accelerator.label,
                 devices=len(accelerator.boards or ()),
+                stored=row,
                 repeat=row.repeat,
                 model_check=of.model_check if of else "",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from statistics import median
 from typing import Any, Final
 
@@ -22,8 +23,9 @@ from harness.report.claims.definition import Accelerator, Definition, Needs
 from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import ClaimRow
 from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
-from harness.report.intervals import Estimate, Interval, combine, divide
+from harness.report.intervals import Estimate, Interval, combine, divide, widen
 from harness.report.labels import MODEL_CHECK, percent, significant
+from harness.report.summary import find_joule_errors
 
 _CPU: Final = "the CPU computes the steps"
 _EMULATED: Final = "the accelerator is emulated"
@@ -110,7 +112,7 @@ def evaluate(definition: Definition, rows: Sequence[ClaimRow]) -> Claim:
     if found.interval is None:
         return claim(INCONCLUSIVE, _join(["one repeat has no interval", bound.tolerance(style), found.told]))
     verdict = bound.judge(found.interval)
-    reasons = [bound.tolerance(style), f"95 % interval {span}", found.told]
+    reasons = [bound.tolerance(style), f"95 % interval {span}", _tell_accuracy(definition, found.rows), found.told]
     return claim(verdict, _join([*reasons, definition.because if verdict == FAIL else ""]))
 
 
@@ -121,20 +123,20 @@ def _join(reasons: Iterable[str]) -> str:
 def _find(definition: Definition, rows: Sequence[ClaimRow]) -> _ClaimValue:
     if not definition.each:
         part, samples, told = _compare(definition, definition.of, definition.over, rows)
-        return _ClaimValue(part.value, _within_range(definition, part.interval), samples, told)
+        return _ClaimValue(part.value, _bound(definition, part.interval, [samples]), samples, told)
     parts: dict[Any, Estimate] = {}
-    used: list[Sample] = []
+    used: list[tuple[Sample, ...]] = []
     for value, of, over in choices(definition, rows):
         parts[value], samples, _ = _compare(definition, of, over, rows)
-        used += samples
+        used.append(samples)
     number = partial(combined, definition.combine)
     medians = {value: part.value for value, part in parts.items()}
     if definition.combine in ("spread", "growth") and min(medians.values()) <= 0:
         raise NotChecked(f"{definition.metric} is 0 or less, and no {definition.combine} can be taken")
     style = "factor" if definition.over is not None else STYLES[METRICS[definition.metric]]
     told = ", ".join(f"{written(each, style)} at {value}" for value, each in medians.items())
-    interval = combine(definition.combine, parts, number)
-    return _ClaimValue(number(medians), _within_range(definition, interval), tuple(used), told)
+    interval = _bound(definition, combine(definition.combine, parts, number), used)
+    return _ClaimValue(number(medians), interval, tuple(chain(*used)), told)
 
 
 def _compare(
@@ -151,12 +153,42 @@ def _compare(
     return divide(above.estimate, below.estimate), (above, below), told
 
 
-def _within_range(definition: Definition, interval: Interval | None) -> Interval | None:
-    """Return an interval without values that the metric cannot have."""
+def _bound(definition: Definition, interval: Interval | None, parts: Sequence[tuple[Sample, ...]]) -> Interval | None:
+    """Return an interval widened by what sensors show wrongly, without values that the metric cannot have."""
+    if interval is not None and definition.metric in ENERGY and definition.combine != "knee":
+        interval = _widen(definition, interval, parts)
     if interval is None or definition.over is not None or definition.combine in ("knee", "spread"):
         return interval
     least, greatest = find_range(definition.metric)
     return Interval(max(interval.low, least), min(interval.high, greatest))
+
+
+def _widen(definition: Definition, interval: Interval, parts: Sequence[tuple[Sample, ...]]) -> Interval:
+    """Return the interval of joules, or of a number made of several medians or ratios of them, each off by most.
+
+    `spread` and `growth` compare the parts with each other, so that both of two may be off.
+    """
+    sides = [
+        [[(row.stored, row.values[definition.metric]) for row in one.rows if row.stored] for one in part]
+        for part in parts
+    ]
+    if definition.combine not in ("spread", "growth"):
+        errors = [find_joule_errors(*part) for part in sides if all(part)]
+        return widen(interval, *(max(of) for of in zip(*errors, strict=True))) if errors else interval
+    most = max(find_joule_errors(*(side for part in sides for side in part if side)), default=0.0)
+    most = most if definition.over is None else 2 * most / (1 + most**2)
+    if definition.combine == "growth":
+        return widen(interval, most, most)
+    wide = widen(Interval(1 + interval.low, 1 + interval.high), most, most)
+    return Interval(max(0.0, wide.low - 1), wide.high - 1)
+
+
+def _tell_accuracy(definition: Definition, rows: Sequence[ClaimRow]) -> str:
+    """Return what an interval of joules holds beside repeats; empty of other numbers."""
+    if definition.metric not in ENERGY:
+        return ""
+    is_known = all(row.stored is not None and row.stored.energy_accuracy_j is not None for row in rows)
+    return "resolution and accuracy are in it" if is_known else "the sensors' accuracy is unknown"
 
 
 def _told(definition: Definition, one: Sample) -> str:

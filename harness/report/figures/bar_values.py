@@ -210,7 +210,7 @@ def _read_joules(spec: Bars, bar: LoaderBar, scale: float) -> BarValue | None:
         return _read_paper_joules(energy) if energy else None
     if bar.group is None or bar.group.drawn_j is None:
         return None
-    total, error = bar.group.drawn_j.median / scale, (bar.group.error_j or 0.0) / scale
+    total, error = bar.group.drawn_j.median / scale, bar.group.whole_error_j / scale
     parts = {domain: joules / scale for domain, joules in bar.group.domain_j.items()}
     whisker = (0.0, 0.0) if spec.stages else (error, error)
     return BarValue(total, significant(total), parts=parts, estimated=bar.group.estimated, whisker=whisker)
@@ -228,8 +228,10 @@ def _read_joules_per_gb(bar: LoaderBar) -> BarValue | None:
     total = compute_joules_per(bar.group, "bytes", 1e6)
     if bar.group is None or bar.group.drawn_j is None or total is None:
         return None
-    parts = {domain: joules * total / bar.group.drawn_j.median for domain, joules in bar.group.domain_j.items()}
-    return BarValue(total, significant(total, 2), parts=parts, estimated=bar.group.estimated)
+    scale = total / bar.group.drawn_j.median
+    parts = {domain: joules * scale for domain, joules in bar.group.domain_j.items()}
+    whisker = (bar.group.whole_error_j * scale,) * 2
+    return BarValue(total, significant(total, 2), parts=parts, estimated=bar.group.estimated, whisker=whisker)
 
 
 def compute_joules_per(group: LoaderGroup | None, unit: str, scale: float) -> float | None:

@@ -46,7 +46,7 @@ from harness.report.intervals import Ratio
 from harness.report.labels import MODEL_CHECK, UNKNOWN, megabytes, percent, regime_labels, significant, spell
 from harness.report.measurements import find_base
 from harness.report.papers import find_published, find_table, read_paper
-from harness.report.summary import LoaderGroup, compute_median, compute_ratio
+from harness.report.summary import LoaderGroup, compute_joule_ratio, compute_median, compute_ratio
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 from joulefeed.table import Table
@@ -208,7 +208,7 @@ def _write_share(share: Ratio | None) -> str:
 def _compare_stages(bars: Sequence[LoaderBar], quantity: str) -> Ratio | None:
     """Return the last stage but one over the last, in energy or time: the share of reading and preprocessing."""
     above, below = bars[-2].group, bars[-1].group
-    return compute_ratio(above, below, "drawn_j" if quantity == "energy" else "duration_s")
+    return compute_joule_ratio(above, below) if quantity == "energy" else compute_ratio(above, below)
 
 
 def _find_paper_share(spec: Bars, results: Results, regime: str, quantity: str) -> float | None:

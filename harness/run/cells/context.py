@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,13 +12,15 @@ from harness.cell.messages import CellState
 from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.results.cells import HostClock, MemoryRecord, Probe
+from harness.results.files import write_json
 from harness.results.folder import RunFolder
+from harness.results.provenance import make_field
 from harness.run.cells.data_access import DataAccess
 from harness.run.cells.readers import FoundReaders
 from harness.run.daemon import RunningDaemon
 from harness.run.datasets import StoredData
 from harness.run.energy_agent import EnergyAgent
-from harness.run.host_energy import HostAgents
+from harness.run.host_energy import HostAgents, HostEdge
 from harness.system.spin import Spin
 from harness.testbed import Node, Testbed
 from harness.testbed.base import ProbeResult
@@ -44,12 +47,22 @@ class CellContext:
     """By workload."""
     session: str
     """Name of the provenance file of this session."""
-    spins: list[Spin] = field(default_factory=list)
-    """What a fixed piece of work took before and after each cell of this session."""
+    spins: list[Mapping[str, Spin]] = field(default_factory=list)
+    """What a fixed piece of work took each host before and after each cell of this session."""
+    settled: list[str] = field(default_factory=list)
+    """How temperatures became steady before the first epoch of this session; no entry until it begins."""
     readers: dict[str, FoundReaders] = field(default_factory=dict)
     """The numbers that were found of loaders whose number of readers is `auto`, by loader, workload and regime."""
     probed: dict[tuple[str, int], Probe] = field(default_factory=dict)
     """The probe after the last cell, by its regime and its link, which may be made again; empty where it had none."""
+
+    def note_settled(self, how: str) -> None:
+        """Add to the session's provenance how temperatures became steady; empty where nothing waited for it."""
+        if not self.settled:
+            self.settled.append(how)
+            path = self.run.folder / self.session
+            settled = make_field(how or None, "temperatures of the devices")
+            write_json(path, json.loads(path.read_text()) | {"heat": {"settled": settled}})
 
     def link_counters(self) -> LinkCounters | None:
         """Return the counters of the link. None without a link."""
@@ -109,6 +122,7 @@ class CellMeasurement:
     done: CellState = field(default_factory=lambda: CellState(state=""))
     """The last message of the cell."""
     host_cpu_s: dict[str, dict[int, Mapping[str, float]]] = field(default_factory=dict)
+    host_states: dict[str, dict[int, Sequence[Mapping[str, object]]]] = field(default_factory=dict)
     sampler: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryRecord | None = None
     daemon_memory: MemoryRecord | None = None
@@ -126,6 +140,15 @@ class CellMeasurement:
         """The daemons of all nodes, by the files of their timestamps."""
         each = self.reached.values()
         return {path: daemon for one in each for path, daemon in zip(one.events, one.daemons, strict=True)}
+
+    def add_edges(self, epoch: int, start: Mapping[str, HostEdge], end: Mapping[str, HostEdge]) -> None:
+        """Add the readings of each host at an epoch's start and at its end."""
+        for host, now in end.items():
+            before_s, now_s = start[host].cpu_s, now.cpu_s
+            grown = {part: now_s[part] - before_s[part] for part in now_s.keys() & before_s.keys()}
+            self.host_cpu_s.setdefault(host, {})[epoch] = grown
+            if now.state:
+                self.host_states.setdefault(host, {})[epoch] = (start[host].state, now.state)
 
     def daemon_failures(self) -> list[str]:
         """Say of each daemon that has failed how."""

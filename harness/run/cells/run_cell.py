@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 
 from harness.cell.messages import CellSpec
 from harness.cell.resources import ResourceSampler
-from harness.config.specs import LoaderSpec
+from harness.config.specs import LoaderSpec, SettleSpec
 from harness.errors import CellError
 from harness.results.cell_folder import write_manifest
 from harness.results.cells import Cell, MemoryRecord
@@ -20,6 +20,7 @@ from harness.run.cells.rank_files import LOADER_EVENTS, make_folders, rank_nodes
 from harness.run.cells.ranks import CellRanks
 from harness.run.cells.save_cell import save_cell
 from harness.run.cells.try_readers import with_readers
+from harness.run.host_energy import HostEdge
 from harness.run.progress import RunProgress
 from harness.system.spin import measure_spin
 from harness.testbed.link.measure.watch import LinkWatch
@@ -37,7 +38,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     partial.mkdir()
     loader, workload = with_readers(context, cell, watcher), experiment.workloads[cell.workload]
     regime = experiment.regimes[cell.regime]
-    context.spins.append(measure_spin())
+    context.spins.append({context.agent.node: measure_spin(), **context.hosts.measure_spins()})
     with ExitStack() as stack:
         memory, daemon_memory = _limit_memory(context, cell, stack)
         nodes = rank_nodes(testbed, experiment, experiment.count_ranks(cell.loader))
@@ -73,7 +74,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         outcome.after = context.probe_after(regime)
         outcome.clocks = clocks, context.hosts.clocks()
         process.fetch_files()
-    context.spins.append(measure_spin())
+    context.spins.append({context.agent.node: measure_spin(), **context.hosts.measure_spins()})
     save_cell(context, cell, loader, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
@@ -133,6 +134,7 @@ def _spec(context: CellContext, cell: Cell, loader: LoaderSpec, outcome: CellMea
         run_pid=os.getpid(),
         pids=_pids(context, outcome),
         ranks=rank_spec(outcome.nodes, rank, experiment) if len(outcome.nodes) > 1 else None,
+        settle=SettleSpec() if context.settled else experiment.energy.settle,
     )
 
 
@@ -158,7 +160,7 @@ def _run_epochs(
     watch: LinkWatch | None,
 ) -> None:
     epoch, before, doing = 0, None, "making its loader and warming up"
-    used: Mapping[str, Mapping[str, float]] = {}
+    used: Mapping[str, HostEdge] = {}
     read: int | None = None
     while True:
         state = process.receive(deadline, doing, context.hosts.require)
@@ -168,6 +170,7 @@ def _run_epochs(
         match state.state:
             case "ready":
                 epoch = state.epoch
+                context.note_settled(state.settled)
                 if epoch == 1 or context.experiment.testbed.cold == "epoch":
                     outcome.caches = context.testbed.drop_caches(outcome.access.source, outcome.access.parts)
                 sampler.start(state.gpus)
@@ -175,19 +178,18 @@ def _run_epochs(
                     watch.start()
                 before, read = context.link_counters(), context.testbed.storage_disk_bytes()
                 watcher.samples(epoch, 0)
-                used = context.hosts.count_cpu(context.agent)
+                used = context.hosts.read_edges(context.agent)
                 doing = f"waiting for the first batches of epoch {epoch}"
                 process.send({"go": True})
             case "progress" if epoch == 0:
-                doing = f"warming up, after {state.samples} samples"
+                doing = state.message or f"warming up, after {state.samples} samples"
+                watcher.waits(doing)
             case "progress":
                 doing = f"waiting for the next batch of epoch {epoch}, after {state.samples} samples"
                 watcher.samples(epoch, state.samples)
             case "epoch_done":
                 doing = f"ending epoch {epoch}"
-                for host, now in context.hosts.count_cpu(context.agent).items():
-                    grown = {part: now[part] - used[host][part] for part in now.keys() & used[host].keys()}
-                    outcome.host_cpu_s.setdefault(host, {})[epoch] = grown
+                outcome.add_edges(epoch, used, context.hosts.read_edges(context.agent))
                 after, now_read = context.link_counters(), context.testbed.storage_disk_bytes()
                 if read is not None and now_read is not None:
                     outcome.storage_reads[epoch] = now_read - read

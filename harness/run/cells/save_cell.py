@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -76,7 +76,7 @@ def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: Ce
         storage_reads=measured.storage_reads,
         memory=measured.memory,
         daemon_memory=measured.daemon_memory,
-        spin=SpinRecord(first=context.spins[0], before=context.spins[-2], after=context.spins[-1]),
+        spin=_get_spins(context, context.agent.node),
         ranks=rank_records(
             measured.nodes, batches, dataset.placed, gradient_bytes=accelerator.gradient_bytes or 0, has_link=has_link
         ),
@@ -90,13 +90,19 @@ def save_cell(context: CellContext, cell: Cell, loader: LoaderSpec, measured: Ce
         sampler=measured.sampler,
         energy=energy,
         clock=ONE_CLOCK,
-        hosts=hosts,
+        hosts=[replace(host, spin=_get_spins(context, host.host)) for host in hosts],
         host_cpu_s=measured.host_cpu_s,
+        host_states=measured.host_states,
     )
     write_json(partial / "link.json", _link(context, cell, measured, list(edges.values())))
     write_json(partial / "cell.json", record)
     for path in [*measured.daemons, *chain(*map(temporary_files, measured.folders))]:
         path.unlink(missing_ok=True)
+
+
+def _get_spins(context: CellContext, host: str) -> SpinRecord:
+    first, before, after = (context.spins[place][host] for place in (0, -2, -1))
+    return SpinRecord(first=first, before=before, after=after)
 
 
 def _note_readers(context: CellContext, cell: Cell) -> list[str]:

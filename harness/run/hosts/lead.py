@@ -34,7 +34,19 @@ HOSTS_RESULTS: Final = Path("/var/lib/joulefeed/results")
 """Results folders on the lead, until they are fetched."""
 FOLDER: Final = "folder"
 _SHOWN: Final = frozenset(
-    {"doing", "note", "follow", "start", "cell_started", "phase", "samples", "cell_done", "cell_failed", "stop"}
+    {
+        "doing",
+        "note",
+        "follow",
+        "start",
+        "cell_started",
+        "phase",
+        "waits",
+        "samples",
+        "cell_done",
+        "cell_failed",
+        "stop",
+    }
 )
 """What the lead calls of the controller's display."""
 

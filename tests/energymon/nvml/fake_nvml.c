@@ -44,6 +44,11 @@ typedef struct {
     double lost, mig;
     double no_fields, no_energy_field, no_instant_field, no_average_field, no_energy, no_power;
     double util_pct, used_mib, no_util;
+    double temp_c;     /* below 0 the board says no temperature, clock or limit */
+    double clock_mhz, memory_mhz, limit_w;
+    double reasons;    /* nvmlClocksEventReasons */
+    double capped_s;   /* for how long its power limit has held the clocks back; below 0 it does not count it */
+    double hot_s;      /* the same of heat */
     double timestamp;  /* 0 true, 1 shows zero, 2 shows five seconds ago, 3 shows the time of the call */
     char name[96];
 } board;
@@ -70,6 +75,13 @@ static const struct {
     {"util_pct", offsetof(board, util_pct)},
     {"used_mib", offsetof(board, used_mib)},
     {"no_util", offsetof(board, no_util)},
+    {"temp_c", offsetof(board, temp_c)},
+    {"clock_mhz", offsetof(board, clock_mhz)},
+    {"memory_mhz", offsetof(board, memory_mhz)},
+    {"limit_w", offsetof(board, limit_w)},
+    {"reasons", offsetof(board, reasons)},
+    {"capped_s", offsetof(board, capped_s)},
+    {"hot_s", offsetof(board, hot_s)},
     {"timestamp", offsetof(board, timestamp)},
 };
 
@@ -117,7 +129,8 @@ static void refresh(void) {
     driver_error = OK;
     memset(boards, 0, sizeof boards);
     for (unsigned i = 0; i < MAX_BOARDS; i++) {
-        boards[i] = (board){.watts = 300, .power_w = -1, .period_ms = 20, .base_mj = 987654321};
+        boards[i] = (board){.watts = 300, .power_w = -1, .period_ms = 20, .base_mj = 987654321, .temp_c = -1,
+                            .clock_mhz = 1980, .memory_mhz = 3201, .limit_w = 700, .capped_s = -1, .hot_s = -1};
         strcpy(boards[i].name, "NVIDIA Fake");
     }
     FILE *file = fopen(path, "r");
@@ -284,6 +297,52 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *total_free_used) {
     total_free_used[0] = 80ULL << 30;
     total_free_used[2] = (unsigned long long)b.used_mib << 20;
     total_free_used[1] = total_free_used[0] - total_free_used[2];
+    return code;
+}
+
+static int tell(void *handle, unsigned *shown, double *value, board *b) {
+    int code = look(handle, b);
+    if (code == OK && b->temp_c < 0)
+        code = NOT_SUPPORTED;
+    if (code == OK)
+        *shown = (unsigned)*value;
+    return code;
+}
+
+int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius) {
+    board b;
+    return sensor ? INVALID : tell(handle, celsius, &b.temp_c, &b);
+}
+
+int nvmlDeviceGetClockInfo(void *handle, int clock, unsigned *mhz) {
+    board b;
+    return tell(handle, mhz, clock == 1 ? &b.clock_mhz : &b.memory_mhz, &b);
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatts) {
+    board b;
+    int code = tell(handle, milliwatts, &b.limit_w, &b);
+    *milliwatts *= 1000;
+    return code;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *reasons) {
+    board b;
+    unsigned bits = 0;
+    int code = tell(handle, &bits, &b.reasons, &b);
+    *reasons = bits;
+    return code;
+}
+
+/* The answer is a reference time, us, and the time of the violation, ns. */
+int nvmlDeviceGetViolationStatus(void *handle, int policy, unsigned long long *times) {
+    board b;
+    int code = look(handle, &b);
+    double held_s = policy == 0 ? b.capped_s : policy == 1 ? b.hot_s : -1;
+    if (code == OK && held_s < 0)
+        code = NOT_SUPPORTED;
+    if (code == OK)
+        times[1] = (unsigned long long)(held_s * 1e9);
     return code;
 }
 

@@ -15,7 +15,7 @@ from harness.cell.events import EventLog, read_events
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent
-from harness.run.host_energy import count_cpu
+from harness.run.host_energy import count_cpu, find_processes
 from harness.system.process import run_environment
 from tests.energymon import trees
 
@@ -175,7 +175,7 @@ def test_cpu_time_on_a_host_is_counted_by_what_the_processes_of_the_run_do():
     ]
     try:
         assert all(process.stdout.readline() for process in started)
-        found = count_cpu("ours1", None)
+        found = count_cpu(find_processes("ours1", None))
     finally:
         for process in started:
             process.communicate()
