@@ -53,6 +53,7 @@ class _DomainDelta(NamedTuple):
     devices: Mapping[str, float]
 
 
+_DOMAINS: Final = ("cpu", "dram", "gpu")
 _NOTHING: Final = _DomainDelta(None, "", False, {})
 _Delta = tuple[float, bool]
 """Joules of a series since the tick before, and whether readings were missed around either tick."""
@@ -80,7 +81,7 @@ def tuples(
     hosts = _hosts(readings, devices, first_ns, ticks)
     for i, tick_ns in enumerate(ticks):
         for node, domains in hosts.items():
-            parts = {domain: _part(of_domain, i) for domain, of_domain in domains.items()}
+            parts = {domain: _part(of_domain, i) for domain, of_domain in domains.items() if domain in _DOMAINS}
             if any(part.joules is not None for part in parts.values()):
                 yield _tuple(tick_ns, node, parts)
 

@@ -71,7 +71,7 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
     """
     if raw is not None:
         raw.mkdir(parents=True, exist_ok=True)
-    found = discover(replace(config, estimate=False), _ASSUMED_NS)
+    found = discover(replace(config, estimate=False, wall=()), _ASSUMED_NS)
     try:
         targets = list(_targets(found.sensors))
         names = [target.name for target in targets]
@@ -159,7 +159,7 @@ def _targets(sensors: Sequence[Sensor]) -> Iterator[_Target]:
     """Yield each board, and all processors together."""
     others = []
     for sensor in sensors:
-        if sensor.channels[0].domain == "gpu":
+        if sensor.channels[0].domain in ("gpu", "module"):
             described = cast(Mapping[str, Any], sensor.describe())
             about = described["model"], described["uuid"], described["driver"]
             yield _Target(sensor.channels[0].device, [sensor], about)

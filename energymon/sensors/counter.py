@@ -8,7 +8,7 @@ from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import INTERPOLATED, START, may_have_restarted_within
 
-_FROZEN_NS: Final = 2 * NS
+_STILL_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
 _BRIDGED_INTERVALS: Final = 3
 """Readings of power up to this many ticks apart have a straight line between them."""
@@ -37,6 +37,7 @@ class Counter:
         "lag_s",
         "max_w",
         "since_ns",
+        "still_ns",
         "why",
         "wrap",
     )
@@ -52,6 +53,8 @@ class Counter:
         """The longest time between two updates; the first value of a segment may be as old."""
         self.delay_s = 0.0
         """How much older a value may be than its update."""
+        self.still_ns = _STILL_NS
+        """A counter that shows the same for longer is frozen."""
         self._total = 0
         self._last: int | None = None
         self._last_ns = 0
@@ -84,7 +87,7 @@ class Counter:
         """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
 
         `before_ns` is when the reading started, where that matters. Returns cumulative joules and flags. Raises
-        CounterError for a value that cannot be true, and for one that has not moved for two seconds.
+        CounterError for a value that cannot be true, and for one that has not moved for `still_ns`.
         """
         if before_ns is None:
             before_ns = now_ns
@@ -110,7 +113,7 @@ class Counter:
             self._changed_ns = now_ns
             self.since_ns = self._last_ns - (round(self.delay_s * NS) if self.delay_s else 0)
             self._total += delta
-        elif before_ns - self._changed_ns > _FROZEN_NS:
+        elif before_ns - self._changed_ns > self.still_ns:
             raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
         self._last, self._last_ns = raw, before_ns
         return self._total * self._unit_j, ""

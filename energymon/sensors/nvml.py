@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import LAG_S, START
+from energymon.reading import LAG_S, START, Domain
 from energymon.sensors.base import Discovery, Missing, RawCounter, SensorChannel, SensorPoint, samples_power_alone
 from energymon.sensors.counter import Counter, PowerIntegral
 from energymon.sensors.nvml_library import (
@@ -40,7 +40,7 @@ _MAX_BOARD_W: Final = 3000.0
 _USAGE_LAG_S: Final = 1.0
 """nvmlDeviceGetPowerUsage averages over a second on most chips since Ampere (nvml.h)."""
 _MODULES: Final = ("GH200", "GB200")
-"""Boards whose counter covers the module: GPU, CPU and memory."""
+"""Boards whose counter covers the module: GPU, CPU and memory. What the GPU draws of it is power alone."""
 
 _OLD_NS: Final = 2 * NS
 _AHEAD_NS: Final = 20_000_000
@@ -54,9 +54,11 @@ class _BoardSeries:
 
     __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
 
-    def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
+    def __init__(
+        self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None, domain: Domain = "gpu"
+    ) -> None:
         """Take the board as messages name it, its device's name first."""
-        self.channel = SensorChannel(board.partition(" ")[0], "gpu", source)
+        self.channel = SensorChannel(board.partition(" ")[0], domain, source)
         self._lag_s = LAG_S[source] if lag_s is None else lag_s
         self._board_label = board
         self.counter = what if isinstance(what, Counter) else None
@@ -187,13 +189,13 @@ class NvmlSensor:
         described["channels"] = [
             {
                 "device": self._device,
-                "domain": "gpu",
+                "domain": series.channel.domain,
                 "source": series.channel.source,
                 "lag_s": series.lag_s,
                 "delay_s": None if series.counter is None else series.counter.delay_s,
                 "model": self._model,
                 "uuid": self._uuid,
-                "module_power": self._module,
+                "module_power": series.channel.domain == "module",
             }
             for series in self._series()
         ]
@@ -233,15 +235,20 @@ class NvmlSensor:
     def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_BoardSeries]]]:
         """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
-        answered = self._answered()
-        makers: Mapping[int, Callable[[], _BoardSeries]] = {
-            ENERGY: self._counter,
-            INSTANT_POWER: lambda: _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
-            AVERAGE_POWER: lambda: _BoardSeries(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
-        }
-        if answered:
-            call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, answered, self._scope)
-            yield call, [makers[field]() for field in answered]
+        scope = MODULE_SCOPE if self._module else 0
+        answered = self._answered(scope, ENERGY, INSTANT_POWER, AVERAGE_POWER)
+        gpu_alone = self._answered(0, INSTANT_POWER, AVERAGE_POWER) if self._module else ()
+
+        def series(field: int, domain: Domain) -> _BoardSeries:
+            if field == ENERGY:
+                return self._counter()
+            source = _POWER if field == INSTANT_POWER else _AVERAGE
+            return _BoardSeries(source, self._board, PowerIntegral(interval_ns=interval_ns), domain=domain)
+
+        for fields, of, domain in ((answered, scope, self._domain), (gpu_alone, 0, "gpu")):
+            if fields:
+                call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, fields, of)
+                yield call, [series(field, domain) for field in fields]
         counts = ENERGY in answered
         if not counts and self._has("nvmlDeviceGetTotalEnergyConsumption"):
             counts = True
@@ -256,22 +263,21 @@ class NvmlSensor:
             yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
 
     @property
-    def _scope(self) -> int:
-        return MODULE_SCOPE if self._module else 0
+    def _domain(self) -> Domain:
+        return "module" if self._module else "gpu"
 
     def _counter(self) -> _BoardSeries:
         # 64 bits of millijoules do not wrap in the life of a machine.
         counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
-        return _BoardSeries(_COUNTER, self._board, counter)
+        return _BoardSeries(_COUNTER, self._board, counter, domain=self._domain)
 
-    def _answered(self) -> tuple[int, ...]:
-        """Return the fields that the board has."""
-        fields = (ENERGY, INSTANT_POWER, AVERAGE_POWER)
+    def _answered(self, scope: int, *fields: int) -> tuple[int, ...]:
+        """Return which of the fields the board has."""
         try:
             function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]
         except AttributeError:
             return ()
-        call = NvmlCall(function, FIELD_FORM, fields, self._scope)
+        call = NvmlCall(function, FIELD_FORM, fields, scope)
         call.bind(self._handle)
         if function(*call.arguments):
             return ()

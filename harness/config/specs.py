@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -178,6 +178,10 @@ class DistributedSpec(Section):
     """What synchronises gradients; auto is nccl where batches are on GPUs, and gloo elsewhere."""
 
 
+WallMeters: TypeAlias = str | list[str] | None
+"""A meter of a whole machine as `energymon run --wall` takes it, or a list with a plug for each of its supplies."""
+
+
 class EnergySpec(Section):
     """How the energy agents sample."""
 
@@ -192,13 +196,20 @@ class EnergySpec(Section):
     """For how long each host's idle power is measured when a run begins; 0 for no baseline."""
     price_per_kwh: NumberAboveZero | None = None
     gco2_per_kwh: NumberAboveZero | None = None
+    wall: WallMeters = None
+    wall_auth: str | None = None
+    """File with USER:PASSWORD of a Redfish service, on each host that asks one."""
+    wall_ca: str | None = None
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of `energymon run` for an estimate."""
+        """Options of `energymon run` for an estimate and for meters at the wall."""
         return {
             "cpu-idle-fraction": self.cpu_idle_fraction,
             "cpu-tdp-w": self.cpu_tdp_w,
+            "wall": self.wall,
+            "wall-auth": self.wall_auth,
+            "wall-ca": self.wall_ca,
         }
 
 

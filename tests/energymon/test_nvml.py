@@ -59,7 +59,10 @@ def test_what_holds_for_fake_board_holds(library, boards, request):
 
 def test_every_board_is_a_sensor_with_counter_and_powers_in_one_call(opened):
     found = opened(4, modules=[0])
-    assert [[c.device for c in sensor.channels] for sensor in found.sensors] == [[f"gpu-{i}"] * 3 for i in range(4)]
+    boards = [{(c.device, c.domain) for c in sensor.channels} for sensor in found.sensors]
+    module = {("gpu-0", "module"), ("gpu-0", "gpu")}
+    assert boards == [module, *({(f"gpu-{i}", "gpu")} for i in range(1, 4))], "a module's counter is no GPU's"
+    assert [c.source for c in found.sensors[0].channels if c.domain == "gpu"] == ["nvml-power", "nvml-power-average"]
     assert sources(found.sensors[3]) == ["nvml-counter", "nvml-power", "nvml-power-average"]
     assert len(found.sensors[3].sample()) == 3
     told = [sensor.describe() for sensor in found.sensors]
