@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 Domain = Literal["cpu", "dram", "gpu", "module", "wall"]
 """A module holds the CPU, the memory and the GPU of a board such as a GH200, and the wall the whole machine: their
 joules contain those of the others and are not added to them."""
+WHOLES = ("module", "wall")
 
 WALL_S = 1.0
 """How often a meter at the wall is asked at most, s."""

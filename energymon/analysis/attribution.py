@@ -249,15 +249,14 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
     if not known:
         return []
     modules = {e.device for e in best if e.domain == "module"} | {d for d, of in channels.devices if of == "module"}
-    inside: set[str] = {"wall", *(("cpu", "dram") if modules or channels.module else ())}
-    outside = [c for c in known if c.name not in inside]
-    if modules and (boards := [e for e in best if e.domain == "gpu"]):
-        lost = sorted({d for d, of in channels.devices if of == "gpu"} - {e.device for e in boards} - modules)
-        boards = [e for e in boards if e.device not in modules]
-        alone = [_sum_up("gpu", boards, [e.source for e in boards], lost)] if boards or lost else []
-        outside = [c for c in outside if c.name != "gpu"] + alone
-    if not outside and channels.module:
-        outside = [c for c in known if c.name != "wall"]
+    inside = {"wall", *(("cpu", "dram", "gpu") if modules else ("cpu", "dram") if channels.module else ())}
+    outside = [c for c in known if c.name not in inside] or [c for c in known if channels.module and c.name != "wall"]
+    boards = [e for e in best if modules and e.domain == "gpu" and e.device not in modules]
+    lost = sorted(
+        d for d, of in channels.devices if modules and of == "gpu" and (d, of) not in found and d not in modules
+    )
+    if boards or lost:
+        outside.append(_sum_up("gpu", boards, [e.source for e in boards], lost))
     return [*known, add_up(outside) if outside else _sum_up("total", [], [], [_NOTHING_INSIDE])]
 
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 _APART: Final = 0.1
 """Sources that differ by more than this share, and their bounds, contradict each other."""
-_SAMPLES: Final = 10
-"""Fewer samples of power say nothing."""
 _INSIDE: Final = frozenset({"cpu", "dram", "gpu"})
 
 
@@ -53,7 +51,7 @@ def _compare(
     what: str, one: tuple[str, Sequence[Energy]], two: tuple[str, Sequence[Energy]], *, both: bool
 ) -> Iterator[str]:
     """Yield that two figures contradict each other; without `both`, that the second one is too large for the first."""
-    if any(_is_sampled(e) and e.samples < _SAMPLES for _, energies in (one, two) for e in energies):
+    if any(e.error_j is None and e.scatter_j is None for _, energies in (one, two) for e in energies):
         return
     (joules, error_j), (other_j, other_error_j) = (
         (sum(e.joules for e in energies), sum(e.scatter_j or e.error_j or 0.0 for e in energies))

@@ -19,6 +19,8 @@ UNBOUNDED: Final = frozenset(DIRECTNESS).difference(COUNTERS)
 
 _SIGMAS: Final = 6.0
 """Standard errors of a mean of samples that are taken to explain a difference: neighbours share a sample."""
+_SAMPLES: Final = 10
+"""Fewer samples of power say nothing of their scatter."""
 _NO_LAGS: Mapping[SeriesKey, float] = MappingProxyType({})
 
 
@@ -47,9 +49,8 @@ class Energy:
     accuracy_origin: str = ""
     """Where `accuracy_j` is from, or why it is unknown."""
     scatter_j: float | None = None
-    """Of power that was sampled, which has no bound: what its lag and the scatter of its samples explain, J."""
-    samples: int = 0
-    """How many updates of the value lie in the window, of those that were looked at."""
+    """Of power that was sampled, which has no bound: what its lag and the scatter of its samples explain, J; None for
+    fewer than ten samples."""
     idle_j: float | None = None
     """What it would have drawn idle; None without a baseline of this series."""
     net_j: float | None = None
@@ -124,7 +125,10 @@ class Integral:
             clock_j = start.clock_j + end.clock_j
             interpolated = start.in_gap or end.in_gap or total.inferred
             samples, sum_w, squares = total.powers
-            spread_w = sqrt(max(squares / samples - (sum_w / samples) ** 2, 0.0) / samples) if samples else 0.0
+            scatter_j = None
+            if samples >= _SAMPLES and not bounded:
+                spread_w = sqrt(max(squares / samples - (sum_w / samples) ** 2, 0.0) / samples)
+                scatter_j = edge_j + _SIGMAS * spread_w * span_ns / NS
             found.append(
                 Energy(
                     node,
@@ -137,8 +141,7 @@ class Integral:
                     interpolated_share=total.gap_ns / span_ns if span_ns else float(interpolated),
                     edge_error_j=edge_j if bounded else None,
                     clock_error_j=clock_j if bounded else None,
-                    scatter_j=None if bounded else edge_j + _SIGMAS * spread_w * span_ns / NS,
-                    samples=samples,
+                    scatter_j=scatter_j,
                 )
             )
         return found

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from energymon.clock.monotonic import NS
-from energymon.errors import CounterError
-from energymon.reading import LAG_S, START, Domain
-from energymon.sensors.base import Discovery, Missing, RawCounter, SensorChannel, SensorPoint, samples_power_alone
-from energymon.sensors.counter import Counter, PowerIntegral
+from energymon.reading import LAG_S, Domain
+from energymon.sensors.base import Discovery, Missing, SensorChannel, SensorPoint, samples_power_alone
+from energymon.sensors.counter import Counter, DeviceSeries, PowerIntegral
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
     ENERGY,
@@ -34,7 +33,6 @@ _COUNTER: Final = "nvml-counter"
 _POWER: Final = "nvml-power"
 _AVERAGE: Final = "nvml-power-average"
 _JOULES_PER_MJ: Final = 1e-3
-_WATTS_PER_MW: Final = 1e-3
 _MAX_BOARD_W: Final = 3000.0
 """Above what any board or GPU module draws."""
 _USAGE_LAG_S: Final = 1.0
@@ -42,68 +40,8 @@ _USAGE_LAG_S: Final = 1.0
 _MODULES: Final = ("GH200", "GB200")
 """Boards whose counter covers the module: GPU, CPU and memory. What the GPU draws of it is power alone."""
 
-_OLD_NS: Final = 2 * NS
-_AHEAD_NS: Final = 20_000_000
-"""A value's own time counts when it is no older, and no further ahead of its reading, than these."""
 _RENEW_NS: Final = NS
 """How often a board that fails is looked for again."""
-
-
-class _BoardSeries:
-    """One channel of a board."""
-
-    __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
-
-    def __init__(
-        self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None, domain: Domain = "gpu"
-    ) -> None:
-        """Take the board as messages name it, its device's name first."""
-        self.channel = SensorChannel(board.partition(" ")[0], domain, source)
-        self._lag_s = LAG_S[source] if lag_s is None else lag_s
-        self._board_label = board
-        self.counter = what if isinstance(what, Counter) else None
-        self._integral = what if isinstance(what, PowerIntegral) else None
-        self._at_ns = 0
-
-    def dither(self, interval_ns: int) -> None:
-        """Expect each tick with a random delay of up to an interval, ns."""
-        if self._integral is not None:
-            self._integral.set_interval(interval_ns, interval_ns)
-
-    @property
-    def lag_s(self) -> float:
-        """How old, s, the value may be that is shown."""
-        return self._lag_s if self.counter is None else self.counter.age_s
-
-    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
-        """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
-        at_ns = read_ns = (before_ns + after_ns) // 2
-        if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
-            at_ns = t_ns if t_ns < after_ns else after_ns
-        # Driver and host may disagree; a series does not run backwards for that.
-        at_ns = max(at_ns, self._at_ns)
-        self._at_ns = at_ns
-        if self._integral is not None:
-            watts = value * _WATTS_PER_MW
-            joules, flags = self._integral.update(watts, at_ns, read_ns)
-            why = self._integral.why if flags == START else ""
-            return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, why, watts=watts)
-        counter = self.counter
-        assert counter is not None
-        try:
-            joules, flags = counter.update(value, after_ns, before_ns)
-        except CounterError as error:
-            return self.failed(str(error), read_ns + offset_ns)
-        # The driver may say that the value is older than that.
-        early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
-        if not flags:
-            return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
-        shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label)
-        return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
-
-    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
-        """Return the point of a reading that failed."""
-        return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
 
 
 class NvmlSensor:
@@ -120,7 +58,7 @@ class NvmlSensor:
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
-        self._calls: list[tuple[NvmlCall, list[_BoardSeries]]] = list(self._plan(interval_ns))
+        self._calls: list[tuple[NvmlCall, list[DeviceSeries]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
                 series.dither(interval_ns)
@@ -229,21 +167,21 @@ class NvmlSensor:
             if series.counter is not None:
                 series.counter.lag_s = lag_of(shown) or polled_s
 
-    def _series(self) -> Iterator[_BoardSeries]:
+    def _series(self) -> Iterator[DeviceSeries]:
         return (series for _, several in self._calls for series in several)
 
-    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_BoardSeries]]]:
+    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[DeviceSeries]]]:
         """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
         scope = MODULE_SCOPE if self._module else 0
         answered = self._answered(scope, ENERGY, INSTANT_POWER, AVERAGE_POWER)
         gpu_alone = self._answered(0, INSTANT_POWER, AVERAGE_POWER) if self._module else ()
 
-        def series(field: int, domain: Domain) -> _BoardSeries:
+        def series(field: int, domain: Domain) -> DeviceSeries:
             if field == ENERGY:
                 return self._counter()
             source = _POWER if field == INSTANT_POWER else _AVERAGE
-            return _BoardSeries(source, self._board, PowerIntegral(interval_ns=interval_ns), domain=domain)
+            return self._made(domain, source, PowerIntegral(interval_ns=interval_ns))
 
         for fields, of, domain in ((answered, scope, self._domain), (gpu_alone, 0, "gpu")):
             if fields:
@@ -259,17 +197,22 @@ class NvmlSensor:
                 nvml.nvmlDeviceGetPowerUsage(self._handle)
             if counts and not self._has("nvmlDeviceGetPowerUsage"):
                 return
-            usage = _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
+            usage = self._made("gpu", _POWER, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
             yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
 
     @property
     def _domain(self) -> Domain:
         return "module" if self._module else "gpu"
 
-    def _counter(self) -> _BoardSeries:
+    def _counter(self) -> DeviceSeries:
         # 64 bits of millijoules do not wrap in the life of a machine.
         counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
-        return _BoardSeries(_COUNTER, self._board, counter, domain=self._domain)
+        return self._made(self._domain, _COUNTER, counter)
+
+    def _made(
+        self, domain: Domain, source: str, what: Counter | PowerIntegral, lag_s: float | None = None
+    ) -> DeviceSeries:
+        return DeviceSeries(SensorChannel(self._device, domain, source), self._board, what, lag_s)
 
     def _answered(self, scope: int, *fields: int) -> tuple[int, ...]:
         """Return which of the fields the board has."""

@@ -9,27 +9,27 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from energymon.clock.monotonic import NS
-from energymon.errors import CounterError, SensorError
-from energymon.reading import LAG_S, START, WALL_S
-from energymon.sensors.base import CLOSED, RawCounter, SensorChannel, SensorPoint
-from energymon.sensors.counter import Counter, PowerIntegral
-from energymon.sensors.meters import Meter
+from energymon.errors import SensorError
+from energymon.reading import LAG_S, WALL_S
+from energymon.sensors.base import CLOSED, SensorChannel, SensorPoint
+from energymon.sensors.counter import Counter, DeviceSeries, PowerIntegral
+from energymon.sensors.meters import Meter, MeterValue
 from energymon.ticker.ticker import Operation, Raw
 
 _BYTES: Final = 1024
-_WORDS: Final = 120
+_WORDS: Final = 150
 _MAX_W: Final = 30_000.0
 """Above what any machine draws."""
 _COARSE_J: Final = 100.0
 """A counter with larger steps says less of an epoch than power that is read every second."""
-_STILL_S: Final = 180.0
+_STILL_NS: Final = 180 * NS
 """A machine that is on moves any finer counter within this, and some counters are updated once a minute."""
-_AWAY: Final = 3
-"""Periods without an answer, after which the meter counts as lost."""
+_AWAY_NS: Final = 30 * NS
+"""Without an answer for this long a meter is lost: each of its errors is an answer, and takes 10 s at most."""
 
 
 class WallSensor:
@@ -39,21 +39,26 @@ class WallSensor:
         """Ask it once, to know what it has; raises SensorError."""
         self._meter, self.name = meter, f"wall {meter.device}"
         before_ns = time.monotonic_ns()
-        shown = meter.read()
+        first = meter.read()
         self._period_s = max(WALL_S, 2 * (time.monotonic_ns() - before_ns) / NS)
-        names = [f"{meter.kind}-energy"] if shown.joules is not None and shown.unit_j <= _COARSE_J else []
-        names += [f"{meter.kind}-power"] if shown.watts is not None else []
-        if not names:
+        made: list[tuple[str, Counter | PowerIntegral]] = []
+        if first.joules is not None and first.unit_j <= _COARSE_J:
+            lag_s = LAG_S[f"{meter.kind}-energy"]
+            counter = Counter(unit_j=first.unit_j, wrap=None, max_w=_MAX_W, lag_s=lag_s, still_ns=_STILL_NS)
+            made.append(("energy", counter))
+        if first.watts is not None:
+            made.append(("power", PowerIntegral(interval_ns=round(self._period_s * NS))))
+        if not made:
             raise SensorError(f"{meter.place}: shows neither power nor energy in steps of {_COARSE_J:g} J or less")
-        self.channels = tuple(SensorChannel(meter.device, "wall", source) for source in names)
-        self._unit_j = shown.unit_j
-        self._counter = Counter(unit_j=shown.unit_j or 1.0, wrap=None, max_w=_MAX_W, lag_s=LAG_S[names[0]])
-        self._counter.still_ns = round(_STILL_S * NS)
-        self._integral = PowerIntegral(interval_ns=round(self._period_s * NS))
-        self._data, self._points, self._asked_ns, self._is_lost = b"", list[SensorPoint](), before_ns, False
+        self._series = [
+            DeviceSeries(SensorChannel(meter.device, "wall", f"{meter.kind}-{name}"), meter.place, what)
+            for name, what in made
+        ]
+        self.channels = tuple(series.channel for series in self._series)
+        self._data, self._answered_ns, self._points = b"", before_ns, list[SensorPoint]()
         self._fd = os.memfd_create("energymon-wall", os.MFD_CLOEXEC)
         self._closing, self._lock = threading.Event(), threading.Lock()
-        self._write(before_ns, shown.watts, shown.joules, "")
+        self._leave(before_ns, self._values(first))
         threading.Thread(target=self._ask, name=self.name, daemon=True).start()
 
     def sample(self) -> Raw:
@@ -65,81 +70,53 @@ class WallSensor:
         return [Operation(_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
 
     def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
-        """Return the points of the latest answer, at the time of the answer; none while the meter is lost."""
-        data: bytes | OSError = raw[1]
-        if data == self._data or isinstance(data, OSError):
-            if self._is_lost or raw[0] - self._asked_ns < _AWAY * round(self._period_s * NS) + 10 * NS:
+        """Return the points of the latest answer, at the time of that; none while the meter is lost."""
+        now_ns, data, _ = raw
+        values: str | Sequence[int | None] = f"no answer for {(now_ns - self._answered_ns) / NS:.0f} s"
+        before_ns = after_ns = now_ns
+        if data != self._data:
+            try:
+                after_ns, before_ns, values, again_ns = json.loads(data)
+            except (TypeError, ValueError):
+                again_ns = None
+            if after_ns != again_ns:
+                # The thread was writing.
                 return self._points
-            return self._lost(f"no answer for {(raw[0] - self._asked_ns) / NS:.0f} s", raw[0] + offset_ns)
-        after_ns, before_ns, watts, joules, why, again_ns = json.loads(data)
-        if after_ns != again_ns:
-            # The thread was writing.
+            self._data, self._answered_ns = data, after_ns
+        elif not self._points or now_ns - self._answered_ns < _AWAY_NS:
             return self._points
-        self._data, self._asked_ns = data, after_ns
-        if why:
-            return self._lost(why, after_ns + offset_ns)
-        self._is_lost = False
-        t_ns = (before_ns + after_ns) // 2
-        points = [self._point(c, watts, joules, before_ns, t_ns, after_ns, offset_ns) for c in self.channels]
+        points = []
+        for i, series in enumerate(self._series):
+            value = None if isinstance(values, str) else values[i]
+            if value is None:
+                why = values if isinstance(values, str) else "it shows this no more"
+                points.append(series.failed(why, after_ns + offset_ns))
+                if series.counter is not None:
+                    series.counter.interrupt()
+            else:
+                points.append(series.point(value, (before_ns + after_ns) // 2, before_ns, after_ns, offset_ns))
         self._points = [p._replace(flags="", problem="", counter=None) for p in points if p.joules is not None]
         return points
 
-    def _point(
-        self,
-        channel: SensorChannel,
-        watts: float | None,
-        joules: float | None,
-        before_ns: int,
-        t_ns: int,
-        after_ns: int,
-        offset_ns: int,
-    ) -> SensorPoint:
-        at_ns = t_ns + offset_ns
-        shown = watts if channel.source.endswith("-power") else joules
-        if shown is None:
-            return SensorPoint(channel, at_ns, None, problem=f"{self._meter.place}: shows it no more")
-        if channel.source.endswith("-power"):
-            total_j, flags = self._integral.update(shown, t_ns)
-            why = self._integral.why if flags == START else ""
-            return SensorPoint(channel, at_ns, total_j, flags, why, watts=watts)
-        counter, count = self._counter, round(shown / self._unit_j)
-        try:
-            total_j, flags = counter.update(count, after_ns, before_ns)
-        except CounterError as error:
-            return SensorPoint(channel, at_ns, None, problem=f"{self._meter.place}: {error}")
-        early_ns, late_ns = max(t_ns - counter.since_ns, 0), after_ns - t_ns
-        if not flags:
-            return SensorPoint(channel, at_ns, total_j, "", "", early_ns, late_ns)
-        start = RawCounter(count, self._unit_j, None, _MAX_W, self._meter.place)
-        return SensorPoint(channel, at_ns, total_j, flags, counter.why, early_ns, late_ns, start)
-
-    def _lost(self, why: str, t_utc_ns: int) -> list[SensorPoint]:
-        self._is_lost, self._points = True, []
-        self._counter.interrupt()
-        return [SensorPoint(channel, t_utc_ns, None, problem=why) for channel in self.channels]
-
     def describe(self) -> dict[str, object]:
-        """Return what is read, how often, and what the maker says of its error."""
-        counted = self.channels[0].source.endswith("-energy")
-        return {
-            "sensor": self.name,
-            "meter": self._meter.place,
-            "period_s": self._period_s,
-            "unit_j": self._unit_j if counted else None,
-            "channels": [
-                {
-                    **channel._asdict(),
-                    "lag_s": LAG_S[channel.source],
-                    "delay_s": self._counter.delay_s if channel.source.endswith("-energy") else None,
-                    "error_share": self._meter.error_share,
-                }
-                for channel in self.channels
-            ],
-        }
+        """Return the meter, how often it is asked, and its error as its maker states it."""
+        channels = [
+            {
+                **series.channel._asdict(),
+                "lag_s": LAG_S[series.channel.source],
+                "delay_s": None if series.counter is None else series.counter.delay_s,
+                "unit_j": None if series.counter is None else series.counter.unit_j,
+                "error_share": self._meter.error_share,
+            }
+            for series in self._series
+        ]
+        return {"sensor": self.name, "meter": self._meter.place, "period_s": self._period_s, "channels": channels}
 
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
-        self._counter.delay_s = delays_s.get(self.channels[0].source, 0.0)
+        for series in self._series:
+            if series.counter is not None:
+                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
 
     def close(self) -> None:
         """End the thread when the meter has answered, and forget its answers; may be called twice."""
@@ -149,19 +126,25 @@ class WallSensor:
                 os.close(self._fd)
                 self._fd = CLOSED
 
+    def _values(self, shown: MeterValue) -> list[int | None]:
+        """Return the counter's steps, and the power in mW, as far as they are shown."""
+        steps = [
+            (shown.watts, 1e-3) if series.counter is None else (shown.joules, series.counter.unit_j)
+            for series in self._series
+        ]
+        return [None if value is None else round(value / unit) for value, unit in steps]
+
     def _ask(self) -> None:
         while not self._closing.wait(self._period_s - time.monotonic() % self._period_s):
             before_ns = time.monotonic_ns()
             try:
-                shown: tuple[Any, Any, str] = (*self._meter.read()[:2], "")
+                self._leave(before_ns, self._values(self._meter.read()))
             except SensorError as error:
-                shown = None, None, str(error)[:_WORDS]
-            self._write(before_ns, *shown)
+                self._leave(before_ns, str(error)[:_WORDS])
 
-    def _write(self, before_ns: int, watts: float | None, joules: float | None, why: str) -> None:
-        """Leave an answer; its time is at both ends, by which a reader sees that it is whole."""
+    def _leave(self, before_ns: int, values: str | Sequence[int | None]) -> None:
+        """Write an answer, or why there is none, between two copies of its time: a reader sees whether it is whole."""
         after_ns = time.monotonic_ns()
-        answer = json.dumps([after_ns, before_ns, watts, joules, why, after_ns])
         with self._lock:
             if self._fd != CLOSED:
-                os.pwrite(self._fd, answer.encode().ljust(_BYTES), 0)
+                os.pwrite(self._fd, json.dumps([after_ns, before_ns, values, after_ns]).encode().ljust(_BYTES), 0)

@@ -160,9 +160,9 @@ class HostAgents:
                 child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
                 started.append((host, child))
                 own = {"node": host, "run_id": node.run_id, "folder": str(node.folder / self._there)}
-                own["energy"] = {**self._energy, "wall": self._testbed.wall_of(host)}
+                energy = {**self._energy, "wall": self._testbed.wall_of(host)}
                 with suppress(ChildError):  # the wait says why
-                    child.send(request("start", **self._settings, **own))
+                    child.send(request("start", energy=energy, **self._settings, **own))
             for host, child in started:
                 try:
                     description = wait_answer(child, "start", timeout_s=_START_S + self._idle_s)

@@ -139,6 +139,9 @@ def test_a_module_is_not_added_to_its_parts():
     assert found.total.joules == pytest.approx(1400), "a board beside the module is no part of it"
     found = energy_of(rows, channels_of(described, "n"), T0 + 2 * S, T0 + 4 * S, TICK)
     assert (found.total.joules, found.total.lost) == (None, ("gpu-1 gpu",))
+    whole = [row for row in rows if (row.device, row.domain) != ("gpu-0", "gpu")]
+    found = energy_of(whole, channels_of({"sensors": [{"channels": channels[:-1]}]}, "n"), T0 + 2 * S, T0 + 4 * S, TICK)
+    assert found.total.joules == pytest.approx(1200), "the module has a figure where its GPU alone has none"
 
 
 def wall(watts, cpu_w):
