@@ -132,9 +132,8 @@ def _about(sensor: Sensor) -> Iterator[str]:
     if described.get("module_power"):
         yield "  its counter covers the whole module, CPU and memory too, which are not added to it"
     if "meter" in described:
-        asked = f"asked every {described['period_s']:.3g} s"
-        steps = f"counts in steps of {described['unit_j']:g} J" if described["unit_j"] else "power that is integrated"
-        yield f"  {described['meter']}, {asked}; {steps}; no part of the total"
+        steps = "".join(f", counts in steps of {c['unit_j']:g} J" for c in channels if c["unit_j"] is not None)
+        yield f"  {described['meter']}: asked every {described['period_s']:.3g} s{steps}; no part of the total"
     if "tdp_w" in described:
         load = f"{described['tdp_w']:.4g} W at full load ({described['tdp_from']})"
         yield f"  {load}, {described['idle_fraction']:.0%} of it idle"

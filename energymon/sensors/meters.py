@@ -14,12 +14,10 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from decimal import Decimal
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
-from urllib.error import HTTPError, URLError
 from urllib.parse import urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from energymon.errors import OptionError, SensorError
 from joulefeed.child import Child, ChildError
@@ -141,20 +139,18 @@ class HttpMeter(Meter):
 
     def __init__(self, url: str, ca: Path | None = None, auth: Path | None = None) -> None:
         try:
-            parts = urlsplit(url)
-            host = parts.hostname if parts.port != 0 else None
+            self._parts = urlsplit(url)
+            is_known = bool(self._parts.hostname) and self._parts.port != 0
         except ValueError:
-            host = None
-        if not host or parts.scheme not in (self.scheme, "https") or "@" in parts.netloc:
+            is_known = False
+        if not is_known or self._parts.scheme not in (self.scheme, "https") or "@" in self._parts.netloc:
             # Not shown: it may hold a password.
             raise OptionError(f"--wall {self.kind}: expected {self.scheme}://HOST behind the colon, without a password")
-        self.place, self.device, self._auth = url.rstrip("/"), f"{self.kind}-{parts.netloc}", auth
+        self.place, self.device, self._auth = url.rstrip("/"), f"{self.kind}-{self._parts.netloc}", auth
         try:
-            tls = HTTPSHandler(context=ssl.create_default_context(cafile=ca))
+            self._tls = ssl.create_default_context(cafile=ca)
         except OSError as error:
             raise OptionError(f"--wall-ca {ca}: {error.strerror or error}; expected certificates, PEM") from error
-        # No proxy and no redirect: a meter is asked at the address that was named, and the password goes there alone.
-        self._opener = build_opener(ProxyHandler({}), _NoRedirect(), tls)
 
     def read(self) -> MeterValue:
         """Return the power and the energy of the first path that has a power, which is the only one from then on."""
@@ -174,28 +170,33 @@ class HttpMeter(Meter):
 
     def get(self, path: str, *, is_last: bool = True) -> Any:
         """Return the JSON at a path, its floats as Decimals; None where the path is not there and not the last one."""
-        url, headers = urljoin(f"{self.place}/", path), {"Accept": "application/json"}
+        scheme, host, own, *_ = self._parts
+        path, headers = urljoin(f"{own.rstrip('/')}/", path), {"Accept": "application/json"}
         if self.scheme == "https" and (told := self._credentials()):
             headers["Authorization"] = f"Basic {base64.b64encode(told.encode()).decode()}"
+        # http.client takes no proxy and follows no redirect: the password goes to the address that was named alone.
+        asked = HTTPSConnection(host, context=self._tls) if scheme == "https" else HTTPConnection(host)
+        asked.timeout, url = _ANSWER_S, f"{scheme}://{host}{path}"
         body, deadline = b"", time.monotonic() + _ANSWER_S
         try:
-            with self._opener.open(Request(url, headers=headers), timeout=_ANSWER_S) as answer:  # noqa: S310
-                while chunk := answer.read1(_MAX_BYTES):
-                    body += chunk
-                    if time.monotonic() > deadline or len(body) > _MAX_BYTES:
-                        raise SensorError(f"{url}: the answer takes more than {_ANSWER_S:g} s or {_MAX_BYTES} bytes")
-            return json.loads(body, parse_float=Decimal)
-        except HTTPError as error:
-            error.close()
-            if error.code == 404 and not is_last:
+            asked.request("GET", path, headers=headers)
+            answer = asked.getresponse()
+            while chunk := answer.read1(_MAX_BYTES):
+                body += chunk
+                if time.monotonic() > deadline or len(body) > _MAX_BYTES:
+                    raise SensorError(f"{url}: the answer takes more than {_ANSWER_S:g} s or {_MAX_BYTES} bytes")
+            if answer.status == 404 and not is_last:
                 return None
-            wanted = f"; expected USER:PASSWORD in --wall-auth FILE or {AUTH}, or a plug without a password"
-            raise SensorError(f"{url}: status {error.code}{wanted if error.code == 401 else ''}") from None
+            if answer.status != 200:
+                wanted = f"; expected USER:PASSWORD in --wall-auth FILE or {AUTH}, or a plug without a password"
+                raise SensorError(f"{url}: status {answer.status}{wanted if answer.status == 401 else ''}")
+            return json.loads(body, parse_float=Decimal)
         except (OSError, HTTPException) as error:
-            why = error.reason if isinstance(error, URLError) else error
-            raise SensorError(f"{url}: {why or type(error).__name__}") from None
+            raise SensorError(f"{url}: {error or type(error).__name__}") from None
         except (ValueError, RecursionError):
             raise SensorError(f"{url}: answers {body[:40]!r}, expected JSON") from None
+        finally:
+            asked.close()
 
     def _credentials(self) -> str:
         """Return what the file or the environment holds now, so that a password may be changed."""
@@ -243,11 +244,6 @@ class RedfishMeter(HttpMeter):
             (f"{chassis}/EnvironmentMetrics", "PowerWatts.Reading", "EnergyJoules.Reading", 1.0),
             (f"{chassis}/Power", "PowerControl.0.PowerConsumedWatts", "", 1.0),
         )
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def _at(data: Any, keys: str) -> Any:
