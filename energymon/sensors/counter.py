@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from energymon.clock.monotonic import NS
@@ -208,10 +209,16 @@ class DeviceSeries:
         if self._integral is not None:
             self._integral.set_interval(interval_ns, interval_ns)
 
-    @property
-    def lag_s(self) -> float:
-        """How old, s, the value may be that is shown."""
-        return self._lag_s if self.counter is None else self.counter.age_s
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
+        if self.counter is not None:
+            self.counter.delay_s = delays_s.get(self.channel.source, 0.0)
+
+    def describe(self) -> dict[str, object]:
+        """Return its channel, how old the value may be that is shown, s, and a counter's delay, s."""
+        counter = self.counter
+        lag_s, delay_s = (self._lag_s, None) if counter is None else (counter.age_s, counter.delay_s)
+        return {**self.channel._asdict(), "lag_s": lag_s, "delay_s": delay_s}
 
     def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
         """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
@@ -236,7 +243,7 @@ class DeviceSeries:
         early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
         if not flags:
             return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
-        shown = RawCounter(value, counter.unit_j, None, counter.max_w, self._label)
+        shown = RawCounter(value, counter.unit_j, counter.wrap, counter.max_w, self._label)
         return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
 
     def failed(self, why: str, t_utc_ns: int) -> SensorPoint:

@@ -126,11 +126,7 @@ class NvmlSensor:
         }
         described["channels"] = [
             {
-                "device": self._device,
-                "domain": series.channel.domain,
-                "source": series.channel.source,
-                "lag_s": series.lag_s,
-                "delay_s": None if series.counter is None else series.counter.delay_s,
+                **series.describe(),
                 "model": self._model,
                 "uuid": self._uuid,
                 "module_power": series.channel.domain == "module",
@@ -142,8 +138,7 @@ class NvmlSensor:
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
         for series in self._series():
-            if series.counter is not None:
-                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
+            series.delay(delays_s)
 
     def close(self) -> None:
         """Give the library back."""

@@ -102,9 +102,7 @@ class WallSensor:
         """Return the meter, how often it is asked, and its error as its maker states it."""
         channels = [
             {
-                **series.channel._asdict(),
-                "lag_s": LAG_S[series.channel.source],
-                "delay_s": None if series.counter is None else series.counter.delay_s,
+                **series.describe(),
                 "unit_j": None if series.counter is None else series.counter.unit_j,
                 "error_share": self._meter.error_share,
             }
@@ -115,8 +113,7 @@ class WallSensor:
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
         for series in self._series:
-            if series.counter is not None:
-                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
+            series.delay(delays_s)
 
     def close(self) -> None:
         """End the thread when the meter has answered, and forget its answers; may be called twice."""
