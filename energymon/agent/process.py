@@ -64,6 +64,7 @@ class Agent:
         estimate: Literal["off", "missing"] = "off",
         sensors: Sequence[str] | str = (),
         idle_s: float = 0.0,
+        wall: Sequence[str] | str = (),
         options: Sequence[str] = (),
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -78,6 +79,7 @@ class Agent:
             estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures; default "off".
             sensors: Names of those that must be there; default all that are there.
             idle_s: How long the host's idle baseline is recorded at the start, s; default 0, which records none.
+            wall: Meters of the whole machine, as `energymon run --wall` takes them; default none.
             options: More options of `energymon run`; default none.
             log: File to which the agent's stderr is appended; default a temporary one.
             environment: Environment of the agent; default this process's.
@@ -94,7 +96,8 @@ class Agent:
         names = sensors if isinstance(sensors, str) else ",".join(sensors)
         # Joined by "=", so that a value may begin with a dash.
         self.options = [f"--node={self.node}", f"--interval-ms={self.interval_ms!r}", f"--estimate={estimate}"]
-        self.options += [f"--sensors={names or 'auto'}", *options]
+        meters = [wall] if isinstance(wall, str) else wall
+        self.options += [f"--sensors={names or 'auto'}", *(f"--wall={meter}" for meter in meters), *options]
         self.sends = any(option.startswith("--influxdb-url") for option in self.options)
         """Whether it sends its readings to a server."""
         self._log = log

@@ -134,6 +134,7 @@ class HttpMeter(Meter):
 
     scheme: ClassVar[str] = "http"
     """The least that its address must have: https, where a password is sent."""
+    expected: ClassVar[str] = "such a plug, without a password"
     answers: tuple[tuple[str, str, str, float], ...]
     """Paths that may have the power, W, and the energy: path, their keys, and the joules of the energy's unit."""
 
@@ -188,8 +189,7 @@ class HttpMeter(Meter):
             if answer.status == 404 and not is_last:
                 return None
             if answer.status != 200:
-                wanted = f"; expected USER:PASSWORD in --wall-auth FILE or {AUTH}, or a plug without a password"
-                raise SensorError(f"{url}: status {answer.status}{wanted if answer.status == 401 else ''}")
+                raise SensorError(f"{url}: status {answer.status}; expected {self.expected}")
             return json.loads(body, parse_float=Decimal)
         except (OSError, HTTPException) as error:
             raise SensorError(f"{url}: {error or type(error).__name__}") from None
@@ -229,21 +229,11 @@ class RedfishMeter(HttpMeter):
 
     kind = "redfish"
     scheme = "https"
-
-    def __init__(self, url: str, ca: Path | None = None, auth: Path | None = None) -> None:
-        """Take the address of a chassis, or that of a service with one."""
-        super().__init__(url, ca, auth)
-        chassis = urlsplit(self.place).path
-        if not chassis:
-            listed = _at(self.get("/redfish/v1/Chassis"), "Members") or ()
-            members = [str(one.get("@odata.id")) for one in listed if isinstance(one, dict)]
-            if len(members) != 1:
-                raise SensorError(f"{url}: add one of these chassis to the address: {' '.join(members)}")
-            (chassis,) = members
-        self.answers = (
-            (f"{chassis}/EnvironmentMetrics", "PowerWatts.Reading", "EnergyJoules.Reading", 1.0),
-            (f"{chassis}/Power", "PowerControl.0.PowerConsumedWatts", "", 1.0),
-        )
+    expected = f"a chassis, https://BMC/redfish/v1/Chassis/NAME, and USER:PASSWORD in --wall-auth FILE or {AUTH}"
+    answers = (
+        ("EnvironmentMetrics", "PowerWatts.Reading", "EnergyJoules.Reading", 1.0),
+        ("Power", "PowerControl.0.PowerConsumedWatts", "", 1.0),
+    )
 
 
 def _at(data: Any, keys: str) -> Any:

@@ -203,11 +203,10 @@ class EnergySpec(Section):
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of `energymon run` for an estimate and for meters at the wall."""
+        """Options of `energymon run` for an estimate and for what a meter at the wall asks for."""
         return {
             "cpu-idle-fraction": self.cpu_idle_fraction,
             "cpu-tdp-w": self.cpu_tdp_w,
-            "wall": self.wall,
             "wall-auth": self.wall_auth,
             "wall-ca": self.wall_ca,
         }

@@ -33,12 +33,8 @@ class EnergyAgent(Agent):
             estimate=spec.estimate,
             sensors=spec.sensors,
             idle_s=spec.idle_s,
-            options=[
-                f"--{flag}={one}"
-                for flag, value in given.items()
-                for one in (value if isinstance(value, list) else [value])
-                if one is not None
-            ],
+            wall=spec.wall or (),
+            options=[f"--{flag}={value}" for flag, value in given.items() if value is not None],
             log=store.with_suffix(".log"),
             environment=run_environment(run_id),
             on_restart=on_restart,

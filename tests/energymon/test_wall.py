@@ -27,7 +27,6 @@ GEN1 = '{"power":48.52,"overpower":0.00,"is_valid":true,"timestamp":1606215925,"
 GEN2 = """{"id":0, "source":"HTTP", "output":true, "apower":47.11, "voltage":232.0, "current":0.203, "pf":0.00,
 "aenergy":{"total":5.125,"by_minute":[0.000,0.000,0.000],"minute_ts":1675718520},
 "temperature":{"tC":25.3, "tF":77.5}}"""
-CHASSIS = '{"Members":[{"@odata.id":"/redfish/v1/Chassis/1U"},{"@odata.id":"/redfish/v1/Chassis/Bay"}]}'
 METRICS = """{"@odata.type":"#EnvironmentMetrics.v1_3_1.EnvironmentMetrics","PowerWatts":{"Reading":374,
 "DataSourceUri":"/redfish/v1/Chassis/1U/Sensors/TotalPower"},"EnergyJoules":{"Reading":16632000}}"""
 POWER = '{"@odata.type":"#Power.v1_2_0.Power","PowerControl":[{"MemberId":"0","PowerConsumedWatts":344}]}'
@@ -136,7 +135,7 @@ def test_a_plug_shows_its_power_and_its_energy(serve, kind, path, answer, watts,
         (TASMOTA.replace("2629", "true"), 200, "expected a number of 0 or more"),
         (TASMOTA.replace("6.40412", '"6"'), 200, "expected a number of 0 or more"),
         (" " * 2**19, 200, "takes more than"),
-        (TASMOTA, 401, "status 401; expected USER:PASSWORD in --wall-auth FILE"),
+        (TASMOTA, 401, "status 401; expected such a plug, without a password"),
         (TASMOTA, 302, "status 302"),
         (TASMOTA, 500, "status 500"),
     ],
@@ -199,47 +198,41 @@ def tls(tmp_path_factory):
     return cert, context
 
 
-def redfish(**more):
-    return {"/redfish/v1/Chassis": CHASSIS, "/redfish/v1/Chassis/1U/EnvironmentMetrics": METRICS, **more}
-
-
-ONE = '{"Members":[{"@odata.id":"/redfish/v1/Chassis/1U"}]}'
+CHASSIS = "/redfish/v1/Chassis/1U"
 
 
 def test_redfish_is_asked_with_the_password_of_a_file_and_its_certificate_is_checked(serve, tls, tmp_path):
     cert, context = tls
-    bmc, auth = serve(redfish(**{"/redfish/v1/Chassis": ONE}), context), tmp_path / "auth"
+    bmc, auth = serve({f"{CHASSIS}/EnvironmentMetrics": METRICS}, context), tmp_path / "auth"
     auth.write_text("root:calvin\n")
+    chassis = f"redfish:{bmc.url}{CHASSIS}"
     with pytest.raises(SensorError, match="certificate verify failed"):
-        opened(f"redfish:{bmc.url}", auth=auth).read()
+        opened(chassis, auth=auth).read()
     assert bmc.asked == [], "no password goes to a server that is not known"
-    shown = opened(f"redfish:{bmc.url}", auth=auth, ca=cert).read()
-    assert (shown.watts, shown.joules, shown.unit_j) == (374, 16632000, 1)
+    assert opened(chassis, auth=auth, ca=cert).read() == (374, 16632000, 1)
     assert {told for _, told in bmc.asked} == {"Basic cm9vdDpjYWx2aW4="}
     with pytest.raises(OptionError, match="expected certificates"):
-        opened(f"redfish:{bmc.url}", ca=auth)
+        opened(chassis, ca=auth)
 
 
 def test_redfish_names_the_missing_part_and_never_the_password(serve, tls, tmp_path, monkeypatch):
     cert, context = tls
     monkeypatch.setenv("ENERGYMON_WALL_AUTH", "root:secret")
-    bmc = serve(redfish(**{"/redfish/v1/Chassis/Bay/Power": POWER}), context)
+    bmc = serve({f"{CHASSIS}/Power": POWER}, context)
+    chassis = f"redfish:{bmc.url}{CHASSIS}"
+    assert opened(chassis, ca=cert).read() == (344, None, 0)
+    bmc.answers[f"{CHASSIS}/EnvironmentMetrics"] = '{"TemperatureCelsius":{"Reading":39}}'
+    assert opened(chassis, ca=cert).read().watts == 344, "its metrics have no power"
     bmc.status = 401
-    with pytest.raises(SensorError, match="status 401; expected USER:PASSWORD in --wall-auth FILE") as error:
-        opened(f"redfish:{bmc.url}", ca=cert)
+    with pytest.raises(
+        SensorError, match=r"status 401; expected a chassis.* and USER:PASSWORD in --wall-auth"
+    ) as error:
+        opened(chassis, ca=cert).read()
     assert "secret" not in str(error.value)
-    bmc.status = 200
-    with pytest.raises(SensorError, match="add one of these chassis to the address: /redfish/v1/Chassis/1U /redfish"):
-        opened(f"redfish:{bmc.url}", ca=cert)
-    bay = f"redfish:{bmc.url}/redfish/v1/Chassis/Bay"
-    assert opened(bay, ca=cert).read() == (344, None, 0)
-    bmc.answers["/redfish/v1/Chassis/Bay/EnvironmentMetrics"] = '{"TemperatureCelsius":{"Reading":39}}'
-    assert opened(bay, ca=cert).read().watts == 344, "its metrics have no power"
-    del bmc.answers["/redfish/v1/Chassis/Bay/Power"]
-    with pytest.raises(SensorError, match="Bay/Power: status 404"):
-        opened(bay, ca=cert).read()
+    with pytest.raises(SensorError, match="Power: status 404; expected a chassis, https://BMC/redfish/v1/Chassis/NAME"):
+        opened(f"redfish:{bmc.url}", ca=cert).read()
     with pytest.raises(SensorError, match="cannot be read; expected a line USER:PASSWORD"):
-        opened(bay, auth=tmp_path / "none", ca=cert).read()
+        opened(chassis, auth=tmp_path / "none", ca=cert).read()
 
 
 @pytest.fixture
@@ -420,8 +413,8 @@ def test_a_meter_that_was_asked_for_and_does_not_answer_ends_the_start(serve, tm
 def test_an_agent_measures_the_wall_beside_the_parts(serve, plant, tmp_path):
     tree, plug = plant("intel-two-sockets"), serve({SWITCH: Meter()})
     store = tmp_path / "e.sqlite"
-    options = [f"--sysfs={tree.root}", f"--nvml={tmp_path / 'none.so'}", f"--wall=shelly:{plug.url}"]
-    with tree.running(), Agent(store, node="n", interval_ms=50, options=options) as agent:
+    options = [f"--sysfs={tree.root}", f"--nvml={tmp_path / 'none.so'}"]
+    with tree.running(), Agent(store, node="n", interval_ms=50, wall=f"shelly:{plug.url}", options=options) as agent:
         time.sleep(1.5)
         start_ns = time.monotonic_ns() + agent.offset_ns
         time.sleep(3)
