@@ -122,7 +122,8 @@ MATRIX: dict[str, Sabotage] = {
     "meters": Sabotage(
         "harness/test_checks.py",
         "a board's counter shows 1.74 times its power",
-        "gpu-0 gpu: nvml-counter has N J and nvml-power-average N J, N times as much; their bounds explain N J",
+        "nvml-counter of gpu-0 gpu has N J and nvml-power-average of gpu-0 gpu N J, N times as much; their bounds "
+        "explain N J",
     ),
     "sensors": Sabotage("lost sensor", "a sensor cannot be read any more", "…lost: …", WARNING),
     "energy_agent": Sabotage("killed agent", "the energy agent is killed", "…", WARNING),

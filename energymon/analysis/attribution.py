@@ -150,8 +150,9 @@ def energy_of(
         expected = frozenset((device, domain) for device, domain in channels.devices if domain not in replaced)
         channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
     counted = components(best, channels)
-    unlike = [] if channels.module else disagreements(energies, best, counted)
-    return NodeEnergy(tuple(energies), tuple(best), tuple(counted), tuple(unlike))
+    known = {c.name for c in counted if c.joules is not None and not c.estimated}
+    unlike = () if channels.module else tuple(disagreements(energies, best, known))
+    return NodeEnergy(tuple(energies), tuple(best), tuple(counted), unlike)
 
 
 def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:

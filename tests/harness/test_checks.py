@@ -709,7 +709,7 @@ def test_sources_that_contradict_each_other_refuse_a_row(stored, readings):
     (check,) = [one for one in checks if one.rule == "meters"]
     assert check.verdict == "fail"
     assert MATRIX["meters"].pattern.fullmatch(check.actual), check.actual
-    assert row.valid.startswith("invalid: meters (gpu-0 gpu: nvml-counter has 2088.0 J")
+    assert row.valid.startswith("invalid: meters (nvml-counter of gpu-0 gpu has 2088.0 J")
     assert row.disagreements == check.actual
     silent = change(stored(readings=[]), cell={"energy": {"series": []}})
     assert judged(silent)[1]["meters"] == "not applicable"
