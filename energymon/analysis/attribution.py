@@ -26,8 +26,6 @@ _FIGURES: Final = (
     *("idle_j", "net_j", "net_error_j"),
 )
 """What Energy and EnergyComponent have in common and is summed."""
-_NOTHING_INSIDE: Final = "any part of the machine"
-"""What has no figure where the wall alone is measured."""
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 
@@ -258,7 +256,7 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
     )
     if boards or lost:
         outside.append(_sum_up("gpu", boards, [e.source for e in boards], lost))
-    return [*known, add_up(outside) if outside else _sum_up("total", [], [], [_NOTHING_INSIDE])]
+    return [*known, add_up(outside) if outside else _sum_up("total", [], [], ["any part of the machine"])]
 
 
 def add_up(parts: Sequence[EnergyComponent]) -> EnergyComponent:

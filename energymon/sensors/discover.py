@@ -70,7 +70,7 @@ class SensorConfig:
 def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     """Open the sensors that `config` asks for.
 
-    Raises SensorError when one that was named is missing.
+    Raises SensorError when one that was named is missing, and OptionError for a meter that cannot be meant.
     """
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs),
@@ -85,13 +85,9 @@ def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     try:
         for source in config.wall:
             sensors.append(WallSensor(open_meter(source, config.sysfs, config.wall_auth, config.wall_ca)))
-    except EnergyError as error:
+    except EnergyError:
         Discovery(tuple(sensors)).close()
-        if isinstance(error, OptionError):
-            raise
-        raise SensorError(
-            f"the meter --wall {source.partition(':')[0]} was asked for and cannot be read: {error}"
-        ) from error
+        raise
     for sensor in sensors:
         sensor.delay(config.delays_s)
     lacking = [name for name in config.sensors if not opened[name].sensors]
