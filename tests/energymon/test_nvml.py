@@ -70,6 +70,17 @@ def test_every_board_is_a_sensor_with_counter_and_powers_in_one_call(opened):
     assert [one["module_power"] for one in told] == [True, False, False, False], "the CPU is in a module's counter"
 
 
+def test_the_power_of_a_module_is_apart_from_that_of_its_gpu(opened):
+    (sensor,) = opened(1, modules=[0], watts={0: 600.0}, gpu_w={0: 400.0}).sensors
+    watts = {(p.channel.domain, p.channel.source): p.watts for p in read(sensor)}
+    powers = ("nvml-power", "nvml-power-average")
+    assert watts == {
+        ("module", "nvml-counter"): None,
+        **{("module", source): pytest.approx(600) for source in powers},
+        **{("gpu", source): pytest.approx(400) for source in powers},
+    }
+
+
 def test_counter_and_integrated_power_tell_the_same_joules(opened):
     (sensor,) = opened(1, watts={0: 250.0}).sensors
     first = by_source(sensor)
