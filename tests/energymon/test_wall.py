@@ -383,7 +383,8 @@ def test_a_thread_that_hangs_is_said_and_holds_up_nobody(serve, quick, monkeypat
     plug = serve({SWITCH: Meter()})
     sensor = sense(plug.url)
     points(sensor)
-    monkeypatch.setattr(meters.ShellyMeter, "read", lambda self: time.sleep(60))
+    release = threading.Event()
+    monkeypatch.setattr(meters.ShellyMeter, "read", lambda self: release.wait(60) and meters.MeterValue(None))
     time.sleep(0.2)
     points(sensor)
     later_ns = time.monotonic_ns() + 60_000_000_000
@@ -395,6 +396,7 @@ def test_a_thread_that_hangs_is_said_and_holds_up_nobody(serve, quick, monkeypat
     assert sensor.decode(raw, 0) == []
     sensor.close()
     assert time.monotonic() - begin_s < 5
+    release.set()
 
 
 def test_a_counter_of_large_steps_leaves_the_power(serve):
