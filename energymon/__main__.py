@@ -131,6 +131,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from energymon.cli.calibrate import run_calibrate
 
     _require_stdout()
+    if options.wall:
+        raise OptionError("--wall: a meter that is asked once a second shows no edge of a load; expected none here")
     return run_calibrate(_sensors(options), options.device, options.raw, as_json=options.json)
 
 

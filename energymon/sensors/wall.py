@@ -63,7 +63,12 @@ class WallSensor:
 
     def sample(self) -> Raw:
         """Return the latest answer between two times, ns."""
-        return [time.monotonic_ns(), os.pread(self._fd, _BYTES, 0), time.monotonic_ns()]
+        begin_ns = time.monotonic_ns()
+        try:
+            answer: bytes | None = os.pread(self._fd, _BYTES, 0)
+        except OSError:
+            answer = None  # it is closed
+        return [begin_ns, answer, time.monotonic_ns()]
 
     def operations(self) -> list[Operation] | None:
         """Return the read."""

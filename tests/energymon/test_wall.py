@@ -12,6 +12,7 @@ import time
 import pytest
 
 from energymon import Agent, SqliteStore, query
+from energymon.__main__ import main
 from energymon.errors import OptionError, SensorError
 from energymon.reading import START
 from energymon.sensors import meters, wall
@@ -175,6 +176,11 @@ def test_a_name_of_no_meter_is_refused_and_a_password_is_not_shown(source):
     with pytest.raises(OptionError, match="--wall") as error:
         opened(source)
     assert "secret" not in str(error.value)
+
+
+def test_a_meter_at_the_wall_is_too_slow_to_be_calibrated(capsys):
+    assert main(["calibrate", "--wall", "ipmi"]) == 2
+    assert "shows no edge of a load" in capsys.readouterr().err
 
 
 def test_several_meters_are_plugs_of_as_many_supplies():
