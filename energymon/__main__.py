@@ -131,6 +131,8 @@ def _calibrate(options: argparse.Namespace) -> int:
     from energymon.cli.calibrate import run_calibrate
 
     _require_stdout()
+    if options.wall:
+        raise OptionError("--wall: a meter that is asked once a second shows no edge of a load; expected none here")
     return run_calibrate(_sensors(options), options.device, options.raw, as_json=options.json)
 
 
@@ -199,6 +201,9 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
         sysfs=options.sysfs,
         nvml=options.nvml,
         delays_s=dict(options.delay_ms),
+        wall=tuple(options.wall),
+        wall_auth=options.wall_auth,
+        wall_ca=options.wall_ca,
     )
 
 
@@ -255,6 +260,18 @@ def _sensing() -> argparse.ArgumentParser:
         metavar="SOURCE=MS",
         help="how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)",
     )
+    sensing.add_argument(
+        "--wall",
+        action="append",
+        default=[],
+        metavar="METER",
+        help="also measure the whole machine: hwmon, hwmon:NAME, ipmi, redfish:URL, tasmota:URL or shelly:URL; again "
+        "for another supply's plug (none)",
+    )
+    sensing.add_argument(
+        "--wall-auth", type=Path, metavar="FILE", help="file with USER:PASSWORD for Redfish (ENERGYMON_WALL_AUTH)"
+    )
+    sensing.add_argument("--wall-ca", type=Path, metavar="FILE", help="certificates to trust for https (the system's)")
     return sensing
 
 

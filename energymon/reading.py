@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-Domain = Literal["cpu", "dram", "gpu"]
+Domain = Literal["cpu", "dram", "gpu", "module", "wall"]
+"""A module holds the CPU, the memory and the GPU of a board such as a GH200, and the wall the whole machine: their
+joules contain those of the others and are not added to them."""
+WHOLES = ("module", "wall")
+
+WALL_S = 1.0
+"""How often a meter at the wall is asked at most, s."""
+WALL_MARGIN_S = 3 * WALL_S
+"""Around the edges of a window, for answers of such a meter, s."""
 
 START = "start"
 """Flag of a series' first reading after the agent or the counter started again; the energy across it is
@@ -22,15 +30,19 @@ LAG_S: Mapping[str, float] = MappingProxyType(
         "nvml-counter": 0.1,
         "nvml-power": 0.1,
         "nvml-power-average": 1.0,
+        **dict.fromkeys(("hwmon-energy", "redfish-energy", "tasmota-energy", "shelly-energy"), 2 * WALL_S),
+        **dict.fromkeys(("hwmon-power", "tasmota-power", "shelly-power"), 2 * WALL_S),
+        **dict.fromkeys(("redfish-power", "ipmi-power"), 10.0),
     }
 )
 """How old, in seconds, the value that a sensor shows may be, by source; estimates have no entry.
 
 RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter and instant power every 20 to 100 ms, and its
-average power is of the last second (arXiv 2312.02741).
+average power is of the last second (arXiv 2312.02741). Of meters at the wall it is an assumption: they are asked every
+second, and controllers of machines are slow.
 """
 
-COUNTERS = ("rapl-perf", "rapl-powercap", "nvml-counter")
+COUNTERS = ("rapl-perf", "rapl-powercap", "nvml-counter", *(name for name in LAG_S if name.endswith("-energy")))
 """The sources that count energy. Of none is it documented that a value is older than its update: the Intel SDM (vol.
 3B, 15.10) says how often RAPL's are updated, NVML's reference gives a field's value the time of its sample, and arXiv
 2312.02741 is about power. So no delay is assumed; `--delay-ms` takes one that is known."""
@@ -38,7 +50,7 @@ COUNTERS = ("rapl-perf", "rapl-powercap", "nvml-counter")
 ESTIMATE = "estimate"
 """The source that measures nothing."""
 
-DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "nvml-power-average", ESTIMATE)
+DIRECTNESS = (*COUNTERS, *(name for name in LAG_S if name not in COUNTERS), ESTIMATE)
 """Sources from the most to the least direct; where several count the same joules, the first is taken."""
 
 
@@ -52,7 +64,7 @@ class Reading:
     """When the value was read, UTC ns."""
     node: str
     device: str
-    """"package-0", "gpu-1"; a socket's DRAM has the socket's name and domain dram."""
+    """"package-0", "gpu-1"; a socket's DRAM has the socket's name and domain dram, a module its GPU's."""
     domain: Domain
     source: str
     """One of DIRECTNESS."""

@@ -122,6 +122,12 @@ MATRIX: dict[str, Sabotage] = {
     "alone": Sabotage("clean", "another run is on the machine", "N other: …", WARNING),
     "spread": Sabotage("hog", "one epoch takes longer than the others", "N % over N", WARNING),
     "cpu_parts": Sabotage("loses time", "the kernel counts too little CPU time", "N s of N s", WARNING),
+    "meters": Sabotage(
+        "harness/test_checks.py",
+        "a board's counter shows 1.74 times its power",
+        "nvml-counter of gpu-0 gpu has N J and nvml-power-average of gpu-0 gpu N J, N times as much; their bounds "
+        "explain N J",
+    ),
     "sensors": Sabotage("lost sensor", "a sensor cannot be read any more", "…lost: …", WARNING),
     "energy_agent": Sabotage("killed agent", "the energy agent is killed", "…", WARNING),
     "same_place": Sabotage("", "a run is resumed in another environment", "…", WARNING),

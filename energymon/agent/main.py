@@ -29,7 +29,7 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import EnergyError, NoSensorError, OptionError, StoreError
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import ESTIMATE, Baseline, ClockOffset, Event, Session
+from energymon.reading import ESTIMATE, WALL_MARGIN_S, Baseline, ClockOffset, Event, Session
 from energymon.sampling.edges import EdgeListener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import StoreWriter
@@ -329,7 +329,8 @@ class _SamplingRun:
     def _rest(self, start_ns: int) -> None:
         """Record what the host drew since `start_ns` as its idle baseline, once the store holds all of it."""
         end_ns = start_ns + round(self._config.idle_s * NS)
-        margin_ns = _linger_ns(self._found) + self._config.interval_ns
+        wall_ns = round(WALL_MARGIN_S * NS) if self._config.sensors.wall else 0
+        margin_ns = max(_linger_ns(self._found) + self._config.interval_ns, wall_ns)
         try:
             with SqliteStore.open(self._store.path) as store:
                 is_read = store.last_tick_ns(self._config.node) >= end_ns + margin_ns
@@ -408,7 +409,8 @@ def _listener(store: Path) -> EdgeListener | None:
 
 def _lags_s(found: Discovery) -> list[float]:
     series = series_of(sensor.describe() for sensor in found.sensors)
-    return [cast(float, one["lag_s"] or 0.0) for one in series if one["source"] not in UNBOUNDED]
+    counting = [one for one in series if one["source"] not in UNBOUNDED and one["domain"] != "wall"]
+    return [cast(float, one["lag_s"] or 0.0) for one in counting]
 
 
 def _linger_ns(found: Discovery) -> int:

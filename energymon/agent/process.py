@@ -21,7 +21,7 @@ from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
-from energymon.reading import EpochMark, Event, Reading, Session
+from energymon.reading import WALL_MARGIN_S, EpochMark, Event, Reading, Session
 from energymon.store import SqliteStore, add_epochs
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Agent:
         estimate: Literal["off", "missing"] = "off",
         sensors: Sequence[str] | str = (),
         idle_s: float = 0.0,
+        wall: Sequence[str] | str = (),
         options: Sequence[str] = (),
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
@@ -78,6 +79,7 @@ class Agent:
             estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures; default "off".
             sensors: Names of those that must be there; default all that are there.
             idle_s: How long the host's idle baseline is recorded at the start, s; default 0, which records none.
+            wall: Meters of the whole machine, as `energymon run --wall` takes them; default none.
             options: More options of `energymon run`; default none.
             log: File to which the agent's stderr is appended; default a temporary one.
             environment: Environment of the agent; default this process's.
@@ -94,7 +96,8 @@ class Agent:
         names = sensors if isinstance(sensors, str) else ",".join(sensors)
         # Joined by "=", so that a value may begin with a dash.
         self.options = [f"--node={self.node}", f"--interval-ms={self.interval_ms!r}", f"--estimate={estimate}"]
-        self.options += [f"--sensors={names or 'auto'}", *options]
+        meters = [wall] if isinstance(wall, str) else wall
+        self.options += [f"--sensors={names or 'auto'}", *(f"--wall={meter}" for meter in meters), *options]
         self.sends = any(option.startswith("--influxdb-url") for option in self.options)
         """Whether it sends its readings to a server."""
         self._log = log
@@ -216,7 +219,8 @@ class Agent:
         with self._changing:
             # An agent that is being started again has the readings after the gap.
             pass
-        margin_ns = round(3 * self.interval_ms * 1e6)
+        wall_s = WALL_MARGIN_S if any(one["domain"] == "wall" for one in self.series) else 0.0
+        margin_ns = round(max(3 * self.interval_ms / 1e3, wall_s) * NS)
         with SqliteStore.open(self.store) as store:
             sessions = store.sessions()
             wait_until_read(store, sessions[-1], end_ns, boot_ns(), self)
@@ -423,8 +427,8 @@ def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns:
         for r in store.readings(end_ns, end_ns + lag_ns, session.node):
             if r.t_ns >= session.start_ns:
                 key = (r.device, r.domain, r.source)
-                # A value that is shown after the end may be from before it.
-                last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
+                # A value that is shown after the end may be from before it, and of a meter at the wall always is.
+                last[key] = max(last.get(key, 0), r.t_ns - (0 if r.domain == "wall" else r.early_ns or 0))
         if last and min(last.values()) >= end_ns:
             return
         gone = session.end_ns is not None or (agent is not None and agent.is_gone)

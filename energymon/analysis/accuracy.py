@@ -109,6 +109,14 @@ _STUDIED: Final = re.compile(r"\b(Tesla [KMPV]\d+|[PV]100|T4|A[1-9]\d*|RTX A\d+|
 """Names of boards of the architectures in that study; an H200 has an H100's chip."""
 _ORIGIN: Final = "steady power ± 5 %: arXiv 2312.02741; sampling: calibrated"
 _NO_RAPL: Final = "no error is documented for RAPL (Intel SDM vol. 3B, 15.10); compare it with a meter at the wall"
+_METERS: Final = {
+    "hwmon": "the driver states no error (power1_accuracy)",
+    "ipmi": "no error is published for the meters behind DCMI: ask the machine's maker",
+    "redfish": "no error is published for the meters behind Redfish: ask the machine's maker",
+    "tasmota": "plugs differ: calibrate it (tasmota.github.io/docs/Power-Monitoring-Calibration)",
+    "shelly": "the plug's interface states no error: compare it with a calibrated meter",
+}
+"""Why the accuracy of a meter at the wall is unknown."""
 _NO_BOARD: Final = "no error of this board is published"
 _ASK: Final = "nobody calibrated {} here, and boards may sample a quarter of the time: `python -m energymon calibrate`"
 
@@ -124,6 +132,8 @@ def accuracy_of(source: str, model: str, found: SensorCalibration | None, interv
     """
     if source.startswith("rapl"):
         why = _NO_RAPL
+    elif (meter := source.partition("-")[0]) in _METERS:
+        why = _METERS[meter]
     elif not _STUDIED.search(model):
         why = _NO_BOARD
     elif found is None:
@@ -154,6 +164,8 @@ def with_accuracy(
     for one in described.get("channels", ()):
         found = calibration_of(calibrations, described, one)
         known = accuracy_of(one["source"], one.get("model", ""), found, interval_ns)
+        if one.get("error_share") is not None:
+            known = Accuracy(one["error_share"], 0.0, 0.0, "stated by the meter: power1_accuracy of hwmon")
         channels.append(one if one["source"] == ESTIMATE else {**one, "accuracy": asdict(known)})
     return {**described, "channels": channels}
 

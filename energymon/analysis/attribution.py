@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, cast, get_args
 
 from energymon.analysis.accuracy import Accuracy
 from energymon.analysis.baseline import net
+from energymon.analysis.cross_checks import disagreements
 from energymon.analysis.curve import SeriesKey, curves
 from energymon.analysis.integrate import Energy, Integral, require_order
 from energymon.clock.monotonic import NS
@@ -37,7 +38,7 @@ class Channels:
     lags: Mapping[SeriesKey, float]
     """How old the value that a sensor shows may be, s, where the sensor's own period was probed."""
     module: bool
-    """Whether a GPU's counter covers the whole module, the CPU and its memory too, as on a GH200."""
+    """Whether a GPU's series is of its whole module, as agents stored it before they had a domain for modules."""
     unreadable: Mapping[tuple[str, Domain], str] = field(default_factory=dict)
     """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
     series: frozenset[tuple[str, str, str]] = frozenset()
@@ -84,6 +85,8 @@ class NodeEnergy:
     """The most direct series of every device."""
     components: tuple[EnergyComponent, ...]
     """`best` by domain, and in total; empty when nothing is known or expected."""
+    disagreements: tuple[str, ...] = ()
+    """Sources of the same joules that say differently, by more than their bounds and a tenth."""
 
     @property
     def total(self) -> EnergyComponent | None:
@@ -131,18 +134,23 @@ def energy_of(
         integral.add(curves(around), stop_ns, hole)
         if integral.lost:
             break
+    # Where the GPU is another one, its module is too.
+    replaced = {*given, *(("module",) if "gpu" in given else ())}
     energies = [
         _with_accuracy(energy, channels, end_ns - start_ns)
         for energy in integral.energies()
-        if energy.domain not in given
+        if energy.domain not in replaced
     ]
     energies += [energy for instead in given.values() for energy in instead]
     energies = net(energies, baselines or (), (end_ns - start_ns) / NS)
     best = best_sources(energies)
     if given:
-        expected = frozenset((device, domain) for device, domain in channels.devices if domain not in given)
+        expected = frozenset((device, domain) for device, domain in channels.devices if domain not in replaced)
         channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
-    return NodeEnergy(tuple(energies), tuple(best), tuple(components(best, channels)))
+    counted = components(best, channels)
+    known = {c.name for c in counted if c.joules is not None and not c.estimated}
+    unlike = () if channels.module else tuple(disagreements(energies, best, known))
+    return NodeEnergy(tuple(energies), tuple(best), tuple(counted), unlike)
 
 
 def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:
@@ -226,7 +234,8 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
     """Return a node's energy by domain, and in total, from the best source of each device.
 
     A domain of which a device has no figure is unknown, and so is the total then: the rest of it would pass
-    for the whole. Where a GPU's counter covers the module, the total leaves out what it contains.
+    for the whole. The total has what no other part of it contains: modules in the place of their CPU, memory and GPU,
+    and never the wall.
     """
     found = {(e.device, e.domain) for e in best}
     known: list[EnergyComponent] = []
@@ -238,8 +247,16 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
             known.append(_sum_up(domain, parts, [e.source for e in parts], lost))
     if not known:
         return []
-    outside = [c for c in known if not (channels.module and c.name != "gpu")]
-    return [*known, add_up(outside or known)]
+    modules = {e.device for e in best if e.domain == "module"} | {d for d, of in channels.devices if of == "module"}
+    inside = {"wall", *(("cpu", "dram", "gpu") if modules else ("cpu", "dram") if channels.module else ())}
+    outside = [c for c in known if c.name not in inside] or [c for c in known if channels.module and c.name != "wall"]
+    boards = [e for e in best if modules and e.domain == "gpu" and e.device not in modules]
+    lost = sorted(
+        d for d, of in channels.devices if modules and of == "gpu" and (d, of) not in found and d not in modules
+    )
+    if boards or lost:
+        outside.append(_sum_up("gpu", boards, [e.source for e in boards], lost))
+    return [*known, add_up(outside) if outside else _sum_up("total", [], [], ["any part of the machine"])]
 
 
 def add_up(parts: Sequence[EnergyComponent]) -> EnergyComponent:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import lcm
+from math import lcm, sqrt
 from types import MappingProxyType
 from typing import Final, cast
 
 from energymon.analysis.curve import Curve, CurvePlace, SeriesKey, curves
 from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
-from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Ticks
+from energymon.reading import COUNTERS, DIRECTNESS, INTERPOLATED, LAG_S, Domain, Reading, Ticks
 
-UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
+UNBOUNDED: Final = frozenset(DIRECTNESS).difference(COUNTERS)
 """Sources that count nothing: between two samples of power it may have been anything."""
 
+_SIGMAS: Final = 6.0
+"""Standard errors of a mean of samples that are taken to explain a difference: neighbours share a sample."""
+_SAMPLES: Final = 10
+"""Fewer samples of power say nothing of their scatter."""
 _NO_LAGS: Mapping[SeriesKey, float] = MappingProxyType({})
 
 
@@ -44,6 +48,9 @@ class Energy:
     """Bound of what the sensor itself does not see or shows wrongly, J, beside `error_j`; None when it is unknown."""
     accuracy_origin: str = ""
     """Where `accuracy_j` is from, or why it is unknown."""
+    scatter_j: float | None = None
+    """Of power that was sampled, which has no bound: what its lag and the scatter of its samples explain, J; None for
+    fewer than ten samples."""
     idle_j: float | None = None
     """What it would have drawn idle; None without a baseline of this series."""
     net_j: float | None = None
@@ -69,6 +76,8 @@ class _Sum:
     """Computes the edge, which is needed of the last part alone."""
     gap_ns: int
     inferred: bool
+    powers: tuple[int, float, float] = (0, 0.0, 0.0)
+    """How many spans between updates there were, and the sums of their powers, W, and of the squares of these."""
 
 
 class Integral:
@@ -115,6 +124,11 @@ class Integral:
             edge_j = max(end.more_j + start.less_j, end.less_j + start.more_j)
             clock_j = start.clock_j + end.clock_j
             interpolated = start.in_gap or end.in_gap or total.inferred
+            samples, sum_w, squares = total.powers
+            scatter_j = None
+            if samples >= _SAMPLES and not bounded:
+                spread_w = sqrt(max(squares / samples - (sum_w / samples) ** 2, 0.0) / samples)
+                scatter_j = edge_j + _SIGMAS * spread_w * span_ns / NS
             found.append(
                 Energy(
                     node,
@@ -127,6 +141,7 @@ class Integral:
                     interpolated_share=total.gap_ns / span_ns if span_ns else float(interpolated),
                     edge_error_j=edge_j if bounded else None,
                     clock_error_j=clock_j if bounded else None,
+                    scatter_j=scatter_j,
                 )
             )
         return found
@@ -143,16 +158,22 @@ class Integral:
         lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
         clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
         joules, gap_ns, inferred = end.joules - start.joules, 0, False
+        samples, sum_w, squares = before.powers if before else (0, 0.0, 0.0)
         for i in range(start.before + 1, end.after + 1):
             one, two = curve.rows[i - 1], curve.rows[i]
             if curve.inferred(i, interval_ns) and not (hole and hole[0] <= one.tick_ns and two.tick_ns <= hole[1]):
                 gap_ns += min(end_ns, two.t_ns) - max(start_ns, one.t_ns)
                 inferred = inferred or (two.flags == INTERPOLATED and two.t_ns <= end_ns)
+            if two.t_ns > one.t_ns:
+                power_w = (two.joules - one.joules) * NS / (two.t_ns - one.t_ns)
+                samples, sum_w, squares = samples + 1, sum_w + power_w, squares + power_w**2
+        powers = samples, sum_w, squares
         edge = partial(_edge, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=clock_ns)
         at_end = partial(edge, curve, end, end_ns)
         if before is None:
-            return _Sum(joules, edge(curve, start, start_ns), at_end, gap_ns, inferred)
-        return _Sum(before.joules + joules, before.start, at_end, before.gap_ns + gap_ns, before.inferred or inferred)
+            return _Sum(joules, edge(curve, start, start_ns), at_end, gap_ns, inferred, powers)
+        gap_ns, inferred = before.gap_ns + gap_ns, before.inferred or inferred
+        return _Sum(before.joules + joules, before.start, at_end, gap_ns, inferred, powers)
 
 
 def joules(

@@ -170,6 +170,7 @@ class _NodeQuery:
             found.energies,
             found.best,
             found.components,
+            found.disagreements,
             node=self._node,
             start_ns=self._window_ns[0],
             end_ns=self._window_ns[1],

@@ -11,7 +11,7 @@ from energymon.analysis.curve import Curve, curves
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.clock.monotonic import tick_at
-from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
+from energymon.reading import ESTIMATE, INTERPOLATED, WHOLES, Domain, Reading
 from energymon.store import SqliteStore
 
 Devices = Mapping[str, Collection[tuple[str, Domain]]]
@@ -80,7 +80,7 @@ def tuples(
     hosts = _hosts(readings, devices, first_ns, ticks)
     for i, tick_ns in enumerate(ticks):
         for node, domains in hosts.items():
-            parts = {domain: _part(of_domain, i) for domain, of_domain in domains.items()}
+            parts: dict[Domain, _DomainDelta] = {of: _part(domains[of], i) for of in domains if of not in WHOLES}
             if any(part.joules is not None for part in parts.values()):
                 yield _tuple(tick_ns, node, parts)
 

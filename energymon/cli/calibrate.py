@@ -159,7 +159,7 @@ def _targets(sensors: Sequence[Sensor]) -> Iterator[_Target]:
     """Yield each board, and all processors together."""
     others = []
     for sensor in sensors:
-        if sensor.channels[0].domain == "gpu":
+        if sensor.channels[0].domain in ("gpu", "module"):
             described = cast(Mapping[str, Any], sensor.describe())
             about = described["model"], described["uuid"], described["driver"]
             yield _Target(sensor.channels[0].device, [sensor], about)

@@ -10,9 +10,10 @@ from itertools import chain
 from typing import Any, Final, cast
 
 from energymon.analysis.accuracy import Accuracy, SensorCalibration, calibration_of, load_calibrations, with_accuracy
+from energymon.analysis.attribution import channels_of, energy_of
 from energymon.clock.monotonic import Clock
 from energymon.errors import OptionError
-from energymon.reading import ESTIMATE
+from energymon.reading import ESTIMATE, Reading
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.outages import Jitter
 from energymon.sampling.records import Gap, Record, Sampled
@@ -36,8 +37,9 @@ _PRIORITY: Final = {
 def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int:
     """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
 
-    Returns 1 when nothing is measured, and when a part of the host was found and has no figure: it cannot be read, or
-    its counter may wrap between two ticks. Raises OptionError for seconds below 0 or above an hour.
+    Returns 1 when nothing is measured, when a part of the host was found and has no figure: it cannot be read, or its
+    counter may wrap between two ticks; and when sources contradict each other. Raises OptionError for seconds below 0
+    or above an hour.
     """
     if not 0 <= seconds <= _MAX_S:
         raise OptionError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
@@ -64,13 +66,16 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
         _say("sensors", lines)
         _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
         _say("unknown", unknown)
-        _say("ticks", _ticks(found.sensors, interval_ns, seconds))
+        readings: list[Reading] = []
+        _say("ticks", _ticks(found.sensors, interval_ns, seconds, readings))
+        unlike = _disagreements(found.sensors, readings, interval_ns)
+        _say("disagree", unlike)
     finally:
         found.close()
     from energymon.clock.chrony import clock_state
 
     _say("clock", clock_state())
-    return 0 if measures and not unknown else 1
+    return 0 if measures and not unknown and not unlike else 1
 
 
 def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
@@ -125,7 +130,10 @@ def _about(sensor: Sensor) -> Iterator[str]:
         every = f"counter updated every {counted_ms:.3g} ms" if isinstance(counted_ms, float) else "counter not probed"
         yield f"  {described['model']}, {described['uuid']}, driver {described['driver']}; {every}"
     if described.get("module_power"):
-        yield "  its counter covers the whole module: the CPU's joules must not be added to it"
+        yield "  its counter covers the whole module, CPU and memory too, which are not added to it"
+    if "meter" in described:
+        steps = "".join(f", counts in steps of {c['unit_j']:g} J" for c in channels if c["unit_j"] is not None)
+        yield f"  {described['meter']}: asked every {described['period_s']:.3g} s{steps}; no part of the total"
     if "tdp_w" in described:
         load = f"{described['tdp_w']:.4g} W at full load ({described['tdp_from']})"
         yield f"  {load}, {described['idle_fraction']:.0%} of it idle"
@@ -158,7 +166,18 @@ def _failing(shown: Sequence[SensorPoint]) -> Iterator[str]:
             yield f"{domain} and the total: {device} {domain} fails"
 
 
-def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Iterator[str]:
+def _disagreements(sensors: Sequence[Sensor], readings: Sequence[Reading], interval_ns: int) -> tuple[str, ...]:
+    """Return which sources contradict each other in the time that all of them have readings of."""
+    times: dict[tuple[str, str, str], list[int]] = {}
+    for r in readings:
+        times.setdefault((r.device, r.domain, r.source), []).append(r.t_ns)
+    start_ns = max((seen[0] for seen in times.values()), default=0)
+    end_ns = max(start_ns, min((seen[-1] for seen in times.values()), default=0))
+    channels = channels_of({"sensors": [sensor.describe() for sensor in sensors]}, "")
+    return energy_of(readings, channels, start_ns, end_ns, interval_ns).disagreements
+
+
+def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float, readings: list[Reading]) -> Iterator[str]:
     """Sample for so long and yield how punctual that was; /proc/stat serves where there is no sensor."""
     stand_in = None if sensors else EstimateSensor()
     jitter = Jitter()
@@ -173,6 +192,13 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
                 jitter.add(late_ns, record.end_ns - record.start_ns)
                 if not record.whole:
                     jitter.miss(1)
+            if sensors and isinstance(record, Sampled):
+                points = [p for i, raw in record.samples for p in sensors[i].decode(raw, record.offset_ns)]
+                readings.extend(
+                    Reading(record.tick_ns, p.t_ns, "", *p.channel, p.joules, p.flags, p.early_ns, p.late_ns)
+                    for p in points
+                    if p.joules is not None
+                )
 
     if seconds:
         monitor = Monitor([stand_in] if stand_in else sensors, interval_ns, take, failures.append)

@@ -135,6 +135,7 @@ def _window(window: WindowEnergy) -> str:
         lines.append("  no series covers this window")
     lines += _covered(window)
     lines += _components(window.components, net=window.is_net)
+    lines += [f"  disagree: {text}" for text in window.disagreements]
     if window.energies:
         lines.append("")
         lines += _series(window)

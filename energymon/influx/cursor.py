@@ -25,7 +25,7 @@ from energymon.clock.monotonic import NS, tick_at
 from energymon.database import connect, store_error, transaction
 from energymon.errors import StoreError
 from energymon.influx import lineprotocol as lines_of
-from energymon.reading import LAG_S, EpochMark, Event, Session
+from energymon.reading import LAG_S, WHOLES, EpochMark, Event, Session
 from energymon.store import SqliteStore, columns
 from joulefeed.closing import Closing
 
@@ -323,8 +323,9 @@ class StoreCursor(Closing):
 
 def _settle_ns(session: Session) -> int:
     """Return after which time the joules at an instant change no more, ns: a counter shows them in its next update."""
-    lags = channels_of(session.description, session.node).lags
-    return round(2 * NS * max(lags.values(), default=min(LAG_S.values()))) + session.interval_ns
+    known = channels_of(session.description, session.node).lags
+    lags_s = [lag_s for (_, _, domain, _), lag_s in known.items() if domain not in WHOLES]
+    return round(2 * NS * max(lags_s, default=min(LAG_S.values()))) + session.interval_ns
 
 
 def _by_session(sessions: Sequence[Session], rows: list[_Row]) -> Iterator[tuple[Session, Iterable[_Row]]]:

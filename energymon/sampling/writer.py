@@ -216,7 +216,8 @@ class StoreWriter:
                     batch.news += self._outages.watch(point, is_new=channel not in known)
                 if joules is None:
                     self._problem = True
-                    whole = False
+                    # A meter at the wall is not read at the ticks.
+                    whole = whole and channel.domain == "wall"
                     continue
                 series = known.get(channel)
                 if series is None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import INTERPOLATED, START, may_have_restarted_within
+from energymon.reading import INTERPOLATED, LAG_S, START, may_have_restarted_within
+from energymon.sensors.base import RawCounter, SensorChannel, SensorPoint
 
-_FROZEN_NS: Final = 2 * NS
+_STILL_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
+_OLD_NS: Final = 2 * NS
+_AHEAD_NS: Final = 20_000_000
+"""A value's own time counts when it is no older, and no further ahead of its reading, than these."""
+_W_PER_MW: Final = 1e-3
 _BRIDGED_INTERVALS: Final = 3
 """Readings of power up to this many ticks apart have a straight line between them."""
 
@@ -29,20 +35,23 @@ class Counter:
         "_last",
         "_last_ns",
         "_max_per_ns",
+        "_still_ns",
         "_suspect",
         "_total",
-        "_unit_j",
         "_wrap_ns",
         "delay_s",
         "lag_s",
         "max_w",
         "since_ns",
+        "unit_j",
         "why",
         "wrap",
     )
 
-    def __init__(self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float) -> None:
-        self._unit_j = unit_j
+    def __init__(
+        self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float, still_ns: int = _STILL_NS
+    ) -> None:
+        self.unit_j = unit_j
         self.wrap = wrap
         self.max_w = max_w
         self._max_per_ns = max_w / unit_j / NS
@@ -52,6 +61,7 @@ class Counter:
         """The longest time between two updates; the first value of a segment may be as old."""
         self.delay_s = 0.0
         """How much older a value may be than its update."""
+        self._still_ns = still_ns
         self._total = 0
         self._last: int | None = None
         self._last_ns = 0
@@ -84,7 +94,7 @@ class Counter:
         """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
 
         `before_ns` is when the reading started, where that matters. Returns cumulative joules and flags. Raises
-        CounterError for a value that cannot be true, and for one that has not moved for two seconds.
+        CounterError for a value that cannot be true, and for one that has not moved for two seconds or `still_ns`.
         """
         if before_ns is None:
             before_ns = now_ns
@@ -110,15 +120,15 @@ class Counter:
             self._changed_ns = now_ns
             self.since_ns = self._last_ns - (round(self.delay_s * NS) if self.delay_s else 0)
             self._total += delta
-        elif before_ns - self._changed_ns > _FROZEN_NS:
+        elif before_ns - self._changed_ns > self._still_ns:
             raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
         self._last, self._last_ns = raw, before_ns
-        return self._total * self._unit_j, ""
+        return self._total * self.unit_j, ""
 
     def _restart(self, raw: int, now_ns: int, why: str) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
         self.since_ns, self.why, self._interrupted = now_ns - round(self.age_s * NS), why, False
-        return self._total * self._unit_j, START
+        return self._total * self.unit_j, START
 
     def _doubt(self, raw: int, delta: int, now_ns: int, before_ns: int) -> tuple[float, str]:
         suspect, self._suspect = self._suspect, (raw, before_ns)
@@ -130,7 +140,7 @@ class Counter:
                 return self._restart(raw, before_ns, f"was reset: it went from {self._last} to {suspect[0]}")
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
-        watts = delta * self._unit_j / max(now_ns - self.since_ns, 1) * NS
+        watts = delta * self.unit_j / max(now_ns - self.since_ns, 1) * NS
         raise CounterError(
             f"went from {self._last} to {raw}: that is {watts:.3g} W, and {self.max_w:.0f} W is possible"
         )
@@ -176,6 +186,69 @@ class PowerIntegral:
         """Set the time between two ticks and the longest random delay of a tick, ns."""
         self._gap_ns = interval_ns + interval_ns // 2 + dither_ns
         self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + dither_ns
+
+
+class DeviceSeries:
+    """One channel of a board or a meter: a counter, or power in mW that is integrated."""
+
+    __slots__ = ("_at_ns", "_integral", "_label", "_lag_s", "channel", "counter")
+
+    def __init__(
+        self, channel: SensorChannel, label: str, what: Counter | PowerIntegral, lag_s: float | None = None
+    ) -> None:
+        """Take the device as messages name it."""
+        self.channel = channel
+        self._lag_s = LAG_S[channel.source] if lag_s is None else lag_s
+        self._label = label
+        self.counter = what if isinstance(what, Counter) else None
+        self._integral = what if isinstance(what, PowerIntegral) else None
+        self._at_ns = 0
+
+    def dither(self, interval_ns: int) -> None:
+        """Expect each tick with a random delay of up to an interval, ns."""
+        if self._integral is not None:
+            self._integral.set_interval(interval_ns, interval_ns)
+
+    def delay(self, delays_s: Mapping[str, float]) -> None:
+        """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
+        if self.counter is not None:
+            self.counter.delay_s = delays_s.get(self.channel.source, 0.0)
+
+    def describe(self) -> dict[str, object]:
+        """Return its channel, how old the value may be that is shown, s, and a counter's delay, s."""
+        counter = self.counter
+        lag_s, delay_s = (self._lag_s, None) if counter is None else (counter.age_s, counter.delay_s)
+        return {**self.channel._asdict(), "lag_s": lag_s, "delay_s": delay_s}
+
+    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
+        """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
+        at_ns = read_ns = (before_ns + after_ns) // 2
+        if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
+            at_ns = t_ns if t_ns < after_ns else after_ns
+        # Driver and host may disagree; a series does not run backwards for that.
+        at_ns = max(at_ns, self._at_ns)
+        self._at_ns = at_ns
+        if self._integral is not None:
+            watts = value * _W_PER_MW
+            joules, flags = self._integral.update(watts, at_ns, read_ns)
+            why = self._integral.why if flags == START else ""
+            return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, why, watts=watts)
+        counter = self.counter
+        assert counter is not None
+        try:
+            joules, flags = counter.update(value, after_ns, before_ns)
+        except CounterError as error:
+            return self.failed(str(error), read_ns + offset_ns)
+        # The driver may say that the value is older than that.
+        early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
+        if not flags:
+            return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
+        shown = RawCounter(value, counter.unit_j, counter.wrap, counter.max_w, self._label)
+        return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
+
+    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
+        """Return the point of a reading that failed."""
+        return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._label}: {why}")
 
 
 def _span(ns: float) -> str:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from energymon.errors import OptionError, SensorError
+from energymon.errors import EnergyError, OptionError, SensorError
 from energymon.reading import COUNTERS, Domain
 from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing, Part
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
+from energymon.sensors.meters import open_meter
 from energymon.sensors.nvml import open_nvml
 from energymon.sensors.rapl_sensor import SETTLE_S, unread
+from energymon.sensors.wall import WallSensor
 
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
@@ -40,6 +42,12 @@ class SensorConfig:
     """NVML's library; None takes the driver's."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
     """How much older than its update a counter's value may be, s, by source; 0 for the others."""
+    wall: tuple[str, ...] = ()
+    """Meters of the whole machine that must be found, as --wall names them; several are added up."""
+    wall_auth: Path | None = None
+    """File with USER:PASSWORD of a Redfish service; None takes the environment's."""
+    wall_ca: Path | None = None
+    """Certificates to trust for https, PEM; None takes the system's."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.sensors) - set(SENSORS))
@@ -49,6 +57,8 @@ class SensorConfig:
             raise OptionError(f"--cpu-tdp-w {self.cpu_tdp_w}: expected watts above 0")
         if not 0 <= self.cpu_idle_fraction <= 1:
             raise OptionError(f"--cpu-idle-fraction {self.cpu_idle_fraction}: expected 0 to 1")
+        if len(self.wall) > 1 and not all(one.startswith(("tasmota:", "shelly:")) for one in self.wall):
+            raise OptionError("--wall: expected one meter, or a plug for each of the machine's supplies")
         for source, delay_s in self.delays_s.items():
             if source not in COUNTERS or not 0 <= delay_s <= _MAX_DELAY_S:
                 raise OptionError(
@@ -60,7 +70,7 @@ class SensorConfig:
 def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     """Open the sensors that `config` asks for.
 
-    Raises SensorError when one that was named is missing.
+    Raises SensorError when one that was named is missing, and OptionError for a meter that cannot be meant.
     """
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs),
@@ -72,6 +82,12 @@ def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     opened = {name: openers[name]() for name in wanted}
     sensors = [sensor for discovery in opened.values() for sensor in discovery.sensors]
     missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
+    try:
+        for source in config.wall:
+            sensors.append(WallSensor(open_meter(source, config.sysfs, config.wall_auth, config.wall_ca)))
+    except EnergyError:
+        Discovery(tuple(sensors)).close()
+        raise
     for sensor in sensors:
         sensor.delay(config.delays_s)
     lacking = [name for name in config.sensors if not opened[name].sensors]

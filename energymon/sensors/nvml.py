@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from energymon.clock.monotonic import NS
-from energymon.errors import CounterError
-from energymon.reading import LAG_S, START
-from energymon.sensors.base import Discovery, Missing, RawCounter, SensorChannel, SensorPoint, samples_power_alone
-from energymon.sensors.counter import Counter, PowerIntegral
+from energymon.reading import LAG_S, Domain
+from energymon.sensors.base import Discovery, Missing, SensorChannel, SensorPoint, samples_power_alone
+from energymon.sensors.counter import Counter, DeviceSeries, PowerIntegral
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
     ENERGY,
@@ -34,74 +33,15 @@ _COUNTER: Final = "nvml-counter"
 _POWER: Final = "nvml-power"
 _AVERAGE: Final = "nvml-power-average"
 _JOULES_PER_MJ: Final = 1e-3
-_WATTS_PER_MW: Final = 1e-3
 _MAX_BOARD_W: Final = 3000.0
 """Above what any board or GPU module draws."""
 _USAGE_LAG_S: Final = 1.0
 """nvmlDeviceGetPowerUsage averages over a second on most chips since Ampere (nvml.h)."""
 _MODULES: Final = ("GH200", "GB200")
-"""Boards whose counter covers the module: GPU, CPU and memory."""
+"""Boards whose counter covers the module: GPU, CPU and memory. What the GPU draws of it is power alone."""
 
-_OLD_NS: Final = 2 * NS
-_AHEAD_NS: Final = 20_000_000
-"""A value's own time counts when it is no older, and no further ahead of its reading, than these."""
 _RENEW_NS: Final = NS
 """How often a board that fails is looked for again."""
-
-
-class _BoardSeries:
-    """One channel of a board."""
-
-    __slots__ = ("_at_ns", "_board_label", "_integral", "_lag_s", "channel", "counter")
-
-    def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
-        """Take the board as messages name it, its device's name first."""
-        self.channel = SensorChannel(board.partition(" ")[0], "gpu", source)
-        self._lag_s = LAG_S[source] if lag_s is None else lag_s
-        self._board_label = board
-        self.counter = what if isinstance(what, Counter) else None
-        self._integral = what if isinstance(what, PowerIntegral) else None
-        self._at_ns = 0
-
-    def dither(self, interval_ns: int) -> None:
-        """Expect each tick with a random delay of up to an interval, ns."""
-        if self._integral is not None:
-            self._integral.set_interval(interval_ns, interval_ns)
-
-    @property
-    def lag_s(self) -> float:
-        """How old, s, the value may be that is shown."""
-        return self._lag_s if self.counter is None else self.counter.age_s
-
-    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
-        """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
-        at_ns = read_ns = (before_ns + after_ns) // 2
-        if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
-            at_ns = t_ns if t_ns < after_ns else after_ns
-        # Driver and host may disagree; a series does not run backwards for that.
-        at_ns = max(at_ns, self._at_ns)
-        self._at_ns = at_ns
-        if self._integral is not None:
-            watts = value * _WATTS_PER_MW
-            joules, flags = self._integral.update(watts, at_ns, read_ns)
-            why = self._integral.why if flags == START else ""
-            return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, why, watts=watts)
-        counter = self.counter
-        assert counter is not None
-        try:
-            joules, flags = counter.update(value, after_ns, before_ns)
-        except CounterError as error:
-            return self.failed(str(error), read_ns + offset_ns)
-        # The driver may say that the value is older than that.
-        early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
-        if not flags:
-            return SensorPoint(self.channel, at_ns + offset_ns, joules, "", "", early_ns, late_ns)
-        shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label)
-        return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
-
-    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
-        """Return the point of a reading that failed."""
-        return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
 
 
 class NvmlSensor:
@@ -118,7 +58,7 @@ class NvmlSensor:
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
-        self._calls: list[tuple[NvmlCall, list[_BoardSeries]]] = list(self._plan(interval_ns))
+        self._calls: list[tuple[NvmlCall, list[DeviceSeries]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
                 series.dither(interval_ns)
@@ -186,14 +126,10 @@ class NvmlSensor:
         }
         described["channels"] = [
             {
-                "device": self._device,
-                "domain": "gpu",
-                "source": series.channel.source,
-                "lag_s": series.lag_s,
-                "delay_s": None if series.counter is None else series.counter.delay_s,
+                **series.describe(),
                 "model": self._model,
                 "uuid": self._uuid,
-                "module_power": self._module,
+                "module_power": series.channel.domain == "module",
             }
             for series in self._series()
         ]
@@ -202,8 +138,7 @@ class NvmlSensor:
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
         for series in self._series():
-            if series.counter is not None:
-                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
+            series.delay(delays_s)
 
     def close(self) -> None:
         """Give the library back."""
@@ -227,21 +162,26 @@ class NvmlSensor:
             if series.counter is not None:
                 series.counter.lag_s = lag_of(shown) or polled_s
 
-    def _series(self) -> Iterator[_BoardSeries]:
+    def _series(self) -> Iterator[DeviceSeries]:
         return (series for _, several in self._calls for series in several)
 
-    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[_BoardSeries]]]:
+    def _plan(self, interval_ns: int) -> Iterator[tuple[NvmlCall, list[DeviceSeries]]]:
         """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
-        answered = self._answered()
-        makers: Mapping[int, Callable[[], _BoardSeries]] = {
-            ENERGY: self._counter,
-            INSTANT_POWER: lambda: _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
-            AVERAGE_POWER: lambda: _BoardSeries(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
-        }
-        if answered:
-            call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, answered, self._scope)
-            yield call, [makers[field]() for field in answered]
+        scope = MODULE_SCOPE if self._module else 0
+        answered = self._answered(scope, ENERGY, INSTANT_POWER, AVERAGE_POWER)
+        gpu_alone = self._answered(0, INSTANT_POWER, AVERAGE_POWER) if self._module else ()
+
+        def series(field: int, domain: Domain) -> DeviceSeries:
+            if field == ENERGY:
+                return self._counter()
+            source = _POWER if field == INSTANT_POWER else _AVERAGE
+            return self._made(domain, source, PowerIntegral(interval_ns=interval_ns))
+
+        for fields, of, domain in ((answered, scope, self._domain), (gpu_alone, 0, "gpu")):
+            if fields:
+                call = NvmlCall(library["nvmlDeviceGetFieldValues"], FIELD_FORM, fields, of)
+                yield call, [series(field, domain) for field in fields]
         counts = ENERGY in answered
         if not counts and self._has("nvmlDeviceGetTotalEnergyConsumption"):
             counts = True
@@ -252,26 +192,30 @@ class NvmlSensor:
                 nvml.nvmlDeviceGetPowerUsage(self._handle)
             if counts and not self._has("nvmlDeviceGetPowerUsage"):
                 return
-            usage = _BoardSeries(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
+            usage = self._made("gpu", _POWER, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
             yield NvmlCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
 
     @property
-    def _scope(self) -> int:
-        return MODULE_SCOPE if self._module else 0
+    def _domain(self) -> Domain:
+        return "module" if self._module else "gpu"
 
-    def _counter(self) -> _BoardSeries:
+    def _counter(self) -> DeviceSeries:
         # 64 bits of millijoules do not wrap in the life of a machine.
         counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
-        return _BoardSeries(_COUNTER, self._board, counter)
+        return self._made(self._domain, _COUNTER, counter)
 
-    def _answered(self) -> tuple[int, ...]:
-        """Return the fields that the board has."""
-        fields = (ENERGY, INSTANT_POWER, AVERAGE_POWER)
+    def _made(
+        self, domain: Domain, source: str, what: Counter | PowerIntegral, lag_s: float | None = None
+    ) -> DeviceSeries:
+        return DeviceSeries(SensorChannel(self._device, domain, source), self._board, what, lag_s)
+
+    def _answered(self, scope: int, *fields: int) -> tuple[int, ...]:
+        """Return which of the fields the board has."""
         try:
             function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]
         except AttributeError:
             return ()
-        call = NvmlCall(function, FIELD_FORM, fields, self._scope)
+        call = NvmlCall(function, FIELD_FORM, fields, scope)
         call.bind(self._handle)
         if function(*call.arguments):
             return ()

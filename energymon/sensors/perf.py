@@ -132,6 +132,7 @@ class _PerfGroup(RaplCounters):
             [(device, event.domain) for event in events],
             [Counter(unit_j=event.unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE]) for event in events],
             self._words.size,
+            f"perf events of {device} on CPU {cpu}",
         )
         self.open()
 
@@ -162,14 +163,10 @@ class _PerfGroup(RaplCounters):
             raise ValueError(f"a read returned {len(data)} bytes, expected {self.size}")
         return self._words.unpack(data)[1:]
 
-    def started(self, i: int, value: int) -> RawCounter | None:
-        """Return powercap's counter behind an event that showed `value`."""
+    def started(self, i: int, shown: RawCounter) -> RawCounter | None:
+        """Return powercap's counter behind an event."""
         reference = self._references[i]
-        return None if reference is None else reference.started(partial(self.value, i), value, self._events[i].unit_j)
-
-    def problem(self, why: str) -> str:
-        """Return a message that names the events."""
-        return f"perf events of {self.device} on CPU {self._cpu}: {why}"
+        return None if reference is None else reference.started(partial(self.value, i), shown.raw, shown.unit_j)
 
     def describe(self, i: int) -> dict[str, object]:
         """Return the CPU, the event and its unit."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Discovery, Missing, Part, RawCounter
+from energymon.sensors.base import Discovery, Missing, Part
 from energymon.sensors.counter import Counter
 from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, RaplSensor, drop_idle, learn_lags
 
@@ -52,7 +52,7 @@ class _Zone(RaplCounters):
     def __init__(self, path: Path, domain: Part) -> None:
         self.path = path / "energy_uj"
         counter = Counter(unit_j=_JOULES_PER_UJ, wrap=_range(path), max_w=_max_w(path), lag_s=LAG_S[_SOURCE])
-        super().__init__(_SOURCE, [domain], [counter], _BYTES)
+        super().__init__(_SOURCE, [domain], [counter], _BYTES, str(self.path))
         try:
             self.open()
             _number(self.path)
@@ -68,14 +68,6 @@ class _Zone(RaplCounters):
     def parse(self, data: bytes) -> list[int]:
         """Return the microjoules that the file holds."""
         return [_parse(data)]
-
-    def started(self, i: int, value: int) -> RawCounter:
-        """Return the counter with its first value."""
-        return RawCounter(value, _JOULES_PER_UJ, self.counters[i].wrap, self.counters[i].max_w, str(self.path))
-
-    def problem(self, why: str) -> str:
-        """Return a message that names the file."""
-        return f"{self.path}: {why}"
 
     def describe(self, i: int) -> dict[str, object]:
         """Return the file, and how long it may go unread."""

@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import partial
 from typing import ClassVar, Final
 
-from energymon.errors import CounterError
 from energymon.reading import Domain
 from energymon.sensors.base import CLOSED, Missing, Part, RawCounter, SensorChannel, SensorPoint
-from energymon.sensors.counter import Counter
+from energymon.sensors.counter import Counter, DeviceSeries
 from energymon.sensors.updates import lag_of, polled
 from energymon.ticker.ticker import Operation, Raw
 
@@ -51,12 +50,17 @@ class RaplCounters(ABC):
     seeks: ClassVar[bool]
     """Whether it is read from its start each time."""
 
-    def __init__(self, source: str, domains: Sequence[Part], counters: Sequence[Counter], size: int) -> None:
-        """Take the domains that are counted, their counters, and how many bytes a read has at most."""
+    def __init__(
+        self, source: str, domains: Sequence[Part], counters: Sequence[Counter], size: int, label: str
+    ) -> None:
+        """Take the domains that are counted, their counters, how many bytes a read has at most, and a name of it."""
         self.size = size
         self.domains = domains
-        self.channels = [SensorChannel(*domain, source) for domain in domains]
         self.counters = counters
+        self.series = [
+            DeviceSeries(SensorChannel(*domain, source), label, counter)
+            for domain, counter in zip(domains, counters, strict=True)
+        ]
         self.fd = CLOSED
         self.others: list[int] = []
         """Descriptors that belong to `fd` and are closed with it."""
@@ -69,13 +73,9 @@ class RaplCounters(ABC):
     def parse(self, data: bytes) -> Sequence[int]:
         """Return each counter's value; raises ValueError for data that has none."""
 
-    @abstractmethod
-    def started(self, i: int, value: int) -> RawCounter | None:
-        """Return counter `i` with the value that a series starts with; None where it is not known."""
-
-    @abstractmethod
-    def problem(self, why: str) -> str:
-        """Return a message about it."""
+    def started(self, i: int, shown: RawCounter) -> RawCounter | None:
+        """Return the hardware's counter behind counter `i`, which a series starts with; None where it is not known."""
+        return shown
 
     @abstractmethod
     def describe(self, i: int) -> dict[str, object]:
@@ -114,7 +114,8 @@ class RaplSensor:
         self._files = files
         self._broken: deque[int] = deque()
         self._errors: dict[int, OSError] = {}
-        self.channels = tuple(channel for file in files for channel in file.channels)
+        self._series = [series for file in files for series in file.series]
+        self.channels = tuple(series.channel for series in self._series)
         self._confirmed_by = confirmed_by
 
     def sample(self) -> Raw:
@@ -152,8 +153,7 @@ class RaplSensor:
             data, after_ns = raw[at], raw[at + 1]
             at += 2
             begin_ns, before_ns = before_ns, after_ns
-            now_ns = (begin_ns + after_ns) // 2
-            t_ns = now_ns + offset_ns
+            t_ns = (begin_ns + after_ns) // 2
             try:
                 if type(data) is not bytes:
                     raise data
@@ -161,22 +161,18 @@ class RaplSensor:
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):
                     self._broken.append(index)
-                why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
-                points += [SensorPoint(channel, t_ns, None, problem=why) for channel in file.channels]
+                why = str(error.strerror) if isinstance(error, OSError) else str(error)
+                points += [series.failed(why, t_ns + offset_ns) for series in file.series]
                 for counter in file.counters:
                     counter.interrupt()
                 continue
-            for i, (channel, counter) in enumerate(zip(file.channels, file.counters, strict=True)):
-                try:
-                    joules, flags = counter.update(values[i], after_ns, begin_ns)
-                except CounterError as error:
-                    if file.reopens_on_doubt:
-                        self._broken.append(index)
-                    points.append(SensorPoint(channel, t_ns, None, problem=file.problem(str(error))))
-                else:
-                    start, why = (file.started(i, values[i]), counter.why) if flags else (None, "")
-                    early_ns, late_ns = max(now_ns - counter.since_ns, 0), after_ns - now_ns
-                    points.append(SensorPoint(channel, t_ns, joules, flags, why, early_ns, late_ns, start))
+            for i, series in enumerate(file.series):
+                point = series.point(values[i], t_ns, begin_ns, after_ns, offset_ns)
+                if point.joules is None and file.reopens_on_doubt:
+                    self._broken.append(index)
+                elif point.counter is not None:
+                    point = point._replace(counter=file.started(i, point.counter))
+                points.append(point)
         return points
 
     def describe(self) -> dict[str, object]:
@@ -186,17 +182,16 @@ class RaplSensor:
             "source": self.channels[0].source,
             "confirmed_by": self._confirmed_by,
             "channels": [
-                {**channel._asdict(), "lag_s": counter.age_s, "delay_s": counter.delay_s, **file.describe(i)}
+                {**series.describe(), **file.describe(i)}
                 for file in self._files
-                for i, (channel, counter) in enumerate(zip(file.channels, file.counters, strict=True))
+                for i, series in enumerate(file.series)
             ],
         }
 
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
-        for file in self._files:
-            for channel, counter in zip(file.channels, file.counters, strict=True):
-                counter.delay_s = delays_s.get(channel.source, 0.0)
+        for series in self._series:
+            series.delay(delays_s)
 
     def close(self) -> None:
         """Close the descriptors; may be called twice."""

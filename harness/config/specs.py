@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -188,6 +188,10 @@ class SettleSpec(Section):
     over_s: NumberAboveZero = 10.0
 
 
+WallMeters: TypeAlias = str | list[str] | None
+"""A meter of a whole machine as `energymon run --wall` takes it, or a list with a plug for each of its supplies."""
+
+
 class EnergySpec(Section):
     """How the energy agents sample."""
 
@@ -203,13 +207,19 @@ class EnergySpec(Section):
     settle: SettleSpec = SettleSpec()
     price_per_kwh: NumberAboveZero | None = None
     gco2_per_kwh: NumberAboveZero | None = None
+    wall: WallMeters = None
+    wall_auth: str | None = None
+    """File with USER:PASSWORD of a Redfish service, on each host that asks one."""
+    wall_ca: str | None = None
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of `energymon run` for an estimate."""
+        """Options of `energymon run` for an estimate and for what a meter at the wall asks for."""
         return {
             "cpu-idle-fraction": self.cpu_idle_fraction,
             "cpu-tdp-w": self.cpu_tdp_w,
+            "wall-auth": self.wall_auth,
+            "wall-ca": self.wall_ca,
         }
 
 

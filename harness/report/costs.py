@@ -29,6 +29,7 @@ from harness.results.reader import Results
 from joulefeed.table import Table, TableColumn
 
 _J_PER_KWH: Final = 3.6e6
+_AT_WALL: Final = "GB/J at the wall"
 _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
     "CPU user, ms a sample": ("cpu_user_s", lambda value: significant(1e3 * value), "samples"),
     "CPU system, ms a sample": ("cpu_system_s", lambda value: significant(1e3 * value), "samples"),
@@ -45,6 +46,8 @@ _NOTES: Final[Mapping[str, str]] = {
     "CPU user, ms a sample": "CPU: of loader and step",
     "memory": "memory: of the cell's processes, shared pages once, the most that was seen",
     "disk reads": "disk reads: where the samples are stored, over the samples' bytes",
+    "wall": "wall: of whole machines at their supplies, no part of the total",
+    _AT_WALL: f"{_AT_WALL}: 10⁹ bytes of samples for each joule at the wall",
     "net": "net: beyond what the hosts draw idle",
     "stalled": "stalled: of the accelerator, while the step waited for batches",
     "board": "board: of the emulated accelerator, its published power over the epoch's time",
@@ -54,6 +57,7 @@ _NOTES: Final[Mapping[str, str]] = {
 _SOURCES: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("net", "cost", "g CO2"), DOMAINS),
     **dict.fromkeys(("stalled", "board"), ("gpu",)),
+    **dict.fromkeys(("wall", _AT_WALL), ("wall",)),
 }
 """The domains that a column is made of; the others are of the CPU."""
 
@@ -86,7 +90,8 @@ def make_joule_table(results: Results, groups: Sequence[LoaderGroup], workload: 
         name = head + (" gross" if is_gross else "")
         title = name + (" est." if is_estimated else "")
         columns.append(TableColumn(title, optional=len(columns), note=_NOTES.get(name, "")))
-        cells.append([_write_amount(one) if head in ("cost", "g CO2") else _write_joules(one) for one in known])
+        write = _write_amount if head in ("cost", "g CO2", _AT_WALL) else _write_joules
+        cells.append([write(one) for one in known])
     notes = ["est.: an estimate, which no sensor measured"] * any(one.name.endswith(" est.") for one in columns)
     return _make_table(results, "joules", here, columns, [list(row) for row in zip(*cells, strict=True)], notes)
 
@@ -134,6 +139,8 @@ def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | Non
     amounts = {"cost": energy.price_per_kwh, "g CO2": energy.gco2_per_kwh}
     parts = [name for name in PARTS if name not in ("monitor", "other")]
     return {
+        "wall": attrgetter("wall_j"),
+        _AT_WALL: lambda row: row.bytes / 1e9 / row.wall_j if row.wall_j else None,
         "net": attrgetter("net_j"),
         "stalled": attrgetter("stalled_j"),
         "board": lambda row: row.gpu_j if "gpu" in row.estimated else None,

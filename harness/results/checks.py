@@ -51,7 +51,7 @@ RULES = frozenset(
         *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
         *("exactly_once", "loader_bytes", "labels", "shuffled", "early_work", "others_cpu", "steal", "alone", "spread"),
         *("content", "local_reads", "setup_work", "step_time"),
-        *("cpu_parts", "sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
+        *("cpu_parts", "sensors", "energy_agent", "meters", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
         *("link_in_epoch", "throttled", "pressure_memory", "pressure_io", "slowdown", "frequency"),
     }
 )
@@ -446,7 +446,8 @@ def _check_ticks(epoch: _JudgedEpoch, host: HostRecord | None = None) -> Check:
     """Judge how many ticks the energy agent of a host missed; by default of the host that drives the run."""
     energy = host or epoch.data.cell.energy
     expected = f"< {epoch.limits.missed_ticks_pct:g} % of the ticks" + (f" of host {host.host}" if host else "")
-    series = frozenset((one.device, one.domain, one.source) for one in energy.series)
+    # A meter at the wall is asked once a second, whatever the ticks.
+    series = frozenset((one.device, one.domain, one.source) for one in energy.series if one.domain != "wall")
     span_ns = to_readings_ns(epoch.start, energy), to_readings_ns(epoch.end, energy)
     missed, due = missed_ticks(epoch.data.readings_of(host), series, *span_ns, round(energy.interval_ms * 1e6))
     share = 100 * missed / max(1, due)
@@ -474,12 +475,18 @@ def _check_host_clock(epoch: _JudgedEpoch, host: HostRecord) -> Check:
 
 
 def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
-    """Warn of lost sensors and of an agent that died. They spoil the row's joules, and leave its times as they are."""
+    """Judge whether sources agree. Warn of lost sensors and of an agent that died, which leave times as they are."""
     energy, events = epoch.data.cell.energy, epoch.list_energy_events()
     unread = [f"not readable: {one.device} {one.domain} ({one.reason})" for one in energy.unreadable]
     unread += [f"lost: {event.message}" for event in events if event.kind == "sensor-lost"]
     died = [event.message for event in events if event.kind in ("agent-died", "agent-back")]
     every = "every part of the host that was found is read, or else its domain and the total are unknown"
+    alike = "sources of the same joules, and parts and their whole, differ by no more than their bounds and 10 %"
+    unlike = epoch.row.disagreements
+    if energy.series or epoch.data.cell.hosts:
+        yield epoch.check("meters", alike, unlike or "none contradicts another", not unlike)
+    else:
+        yield epoch.check("meters", alike, NO_SENSOR, NOT_APPLICABLE)
     for rule, expected, found, otherwise in (
         ("sensors", every, unread, "none unreadable"),
         ("energy_agent", "the energy agent samples throughout", died, "it did"),

@@ -96,6 +96,12 @@ class EpochRow:
     """Of the energy agent."""
     other_j: float | None = None
     """Of the harness, the kernel and all other programs."""
+    wall_j: float | None = None
+    """Joules at the supplies of all hosts, no part of `total_j`. None where a host has no meter there."""
+    wall_error_j: float | None = None
+    """Bound of its error. None where the meter shows power alone."""
+    disagreements: str = ""
+    """Sources of the same joules that contradict each other."""
     energy_source: str
     """Source by domain: cpu=rapl-powercap;gpu=nvml-counter. `estimate` is a source too."""
     setup_s: float | None = None

@@ -77,6 +77,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     joules = {c.name: c.joules for c in energy}
     total = next((c for c in energy if c.name == "total"), None)
     cpu = next((c for c in energy if c.name == "cpu"), None)
+    wall = next((c for c in energy if c.name == "wall"), None)
+    unlike = [*lead.disagreements, *(f"host {host}: {text}" for host in others for text in others[host].disagreements)]
     parts = divide_cpu_joules(lead, *count_cpu_s(data.events, start, end), net=net)
     if cell.hosts:
         parts = _divide_by_host(cell, lead, others, start["epoch"], net)
@@ -122,6 +124,9 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         idle_j=cpu.idle_j if cpu else None,
         stalled_j=_measure_stalled_j(data, lead, start, batches),
         **by_part,
+        wall_j=wall.joules if wall else None,
+        wall_error_j=wall.error_j if wall else None,
+        disagreements="; ".join(unlike),
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
         accelerator=f"{cell.accelerator.label}{', model check' if cell.model_check else ''}",
     )
@@ -168,7 +173,11 @@ def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[EnergyCom
     if not others:
         return list(lead.components)
     nodes = [lead, *others]
-    parts = {name: [c for node in nodes for c in node.components if c.name == name] for name in (*DOMAINS, "total")}
+    names = (*DOMAINS, "module", "wall", "total")
+    parts = {name: [c for node in nodes for c in node.components if c.name == name] for name in names}
+    if len(parts["wall"]) < len(nodes):
+        # Joules at some of the supplies would pass for those of all hosts.
+        del parts["wall"]
     # A host without any sensor leaves the total unknown.
     known = all(node.total is not None for node in nodes)
     summed = [replace(add_up(of), name=name) for name, of in parts.items() if of]  # type: ignore[arg-type]

@@ -196,9 +196,10 @@ def _check_floor(experiment: Experiment, testbed: Testbed, progress: RunProgress
 
 
 def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, ledger: Ledger) -> EnergyAgent:
+    wall = testbed.wall_of(testbed.compute.host) or experiment.energy.wall
     return EnergyAgent(
         folder.energy,
-        experiment.energy,
+        experiment.energy.model_copy(update={"wall": wall}),
         experiment.store,
         node=testbed.compute.host,
         run_id=testbed.run_id,

@@ -33,6 +33,7 @@ class EnergyAgent(Agent):
             estimate=spec.estimate,
             sensors=spec.sensors,
             idle_s=spec.idle_s,
+            wall=spec.wall or (),
             options=[f"--{flag}={value}" for flag, value in given.items() if value is not None],
             log=store.with_suffix(".log"),
             environment=run_environment(run_id),

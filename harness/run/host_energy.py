@@ -91,7 +91,9 @@ class HostAgents:
         self._testbed, self._folder, self._note = testbed, folder / "hosts", note
         # The agent takes the name of the run from its folder.
         self._there = Path(_FOLDER, folder.name)
-        self._settings = {"energy": spec.model_dump(), "store": send.model_dump(), "token": read_token(send)}
+        # A meter that the config names is this host's.
+        self._energy = spec.model_dump()
+        self._settings = {"store": send.model_dump(), "token": read_token(send)}
         self._interval_ms, self._idle_s = spec.interval_ms, spec.idle_s
         self._agents: list[_HostAgent] = []
 
@@ -175,8 +177,9 @@ class HostAgents:
                 child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
                 started.append((host, child))
                 own = {"node": host, "run_id": node.run_id, "folder": str(node.folder / self._there)}
+                energy = {**self._energy, "wall": self._testbed.wall_of(host)}
                 with suppress(ChildError):  # the wait says why
-                    child.send(request("start", **self._settings, **own))
+                    child.send(request("start", energy=energy, **self._settings, **own))
             for host, child in started:
                 try:
                     description = wait_answer(child, "start", timeout_s=_START_S + self._idle_s)

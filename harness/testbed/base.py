@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from harness.config.specs import WallMeters
 from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.caches import Caches, drop_caches, how_dropped
@@ -240,6 +241,10 @@ class Testbed(ABC):
     def require(self) -> None:
         """Raise TestbedError, which names them, when hosts of the testbed are lost; one machine cannot be."""
         return
+
+    def wall_of(self, host: str) -> WallMeters:
+        """Return the meter at a host's supply that the inventory names; None for none, as on one machine."""
+        return None
 
     def shares_clock(self, host: str) -> bool:
         """Whether a host's clock is this machine's own; one machine has one clock."""

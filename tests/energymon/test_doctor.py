@@ -81,3 +81,27 @@ def test_an_estimate_is_no_measurement(told, tmp_path):
 def test_impossible_seconds_are_refused(seconds):
     with pytest.raises(OptionError, match="--seconds"):
         doctor(SensorConfig(), INTERVAL_NS, seconds)
+
+
+def test_a_counter_that_contradicts_its_power_is_named_and_is_a_failure(told, boards, nvml_library, tmp_path):
+    boards(1, watts={0: 522.0}, power_w={0: 300.0})
+    status, text = told(seconds=3, sysfs=tmp_path, nvml=nvml_library)
+    assert status == 1
+    assert "disagree  nvml-counter of gpu-0 gpu has" in text
+    assert "1.74 times as much" in text or "1.73 times as much" in text
+    boards(1, watts={0: 522.0})
+    status, text = told(seconds=3, sysfs=tmp_path, nvml=nvml_library)
+    assert status == 0
+    assert "disagree" not in text
+
+
+def test_a_meter_at_the_wall_is_told_with_its_accuracy(told, tmp_path):
+    folder = tmp_path / "class" / "hwmon" / "hwmon0"
+    folder.mkdir(parents=True)
+    for name, text in (("name", "power_meter"), ("power1_average", "251000000"), ("power1_accuracy", "90.0%")):
+        (folder / name).write_text(f"{text}\n")
+    status, text = told(seconds=0, sysfs=tmp_path, nvml=tmp_path / "none.so", wall=("hwmon",))
+    assert status == 0
+    assert "hwmon-power_meter wall  hwmon-power" in text
+    assert f"{folder}: asked every 1 s; no part of the total" in text
+    assert "± 10.0% of the joules (stated by the meter: power1_accuracy of hwmon)" in text

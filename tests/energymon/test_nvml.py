@@ -59,12 +59,26 @@ def test_what_holds_for_fake_board_holds(library, boards, request):
 
 def test_every_board_is_a_sensor_with_counter_and_powers_in_one_call(opened):
     found = opened(4, modules=[0])
-    assert [[c.device for c in sensor.channels] for sensor in found.sensors] == [[f"gpu-{i}"] * 3 for i in range(4)]
+    boards = [{(c.device, c.domain) for c in sensor.channels} for sensor in found.sensors]
+    module = {("gpu-0", "module"), ("gpu-0", "gpu")}
+    assert boards == [module, *({(f"gpu-{i}", "gpu")} for i in range(1, 4))], "a module's counter is no GPU's"
+    assert [c.source for c in found.sensors[0].channels if c.domain == "gpu"] == ["nvml-power", "nvml-power-average"]
     assert sources(found.sensors[3]) == ["nvml-counter", "nvml-power", "nvml-power-average"]
     assert len(found.sensors[3].sample()) == 3
     told = [sensor.describe() for sensor in found.sensors]
     assert told[3]["channels"][0]["uuid"] == "GPU-00000003"
     assert [one["module_power"] for one in told] == [True, False, False, False], "the CPU is in a module's counter"
+
+
+def test_the_power_of_a_module_is_apart_from_that_of_its_gpu(opened):
+    (sensor,) = opened(1, modules=[0], watts={0: 600.0}, gpu_w={0: 400.0}).sensors
+    watts = {(p.channel.domain, p.channel.source): p.watts for p in read(sensor)}
+    powers = ("nvml-power", "nvml-power-average")
+    assert watts == {
+        ("module", "nvml-counter"): None,
+        **{("module", source): pytest.approx(600) for source in powers},
+        **{("gpu", source): pytest.approx(400) for source in powers},
+    }
 
 
 def test_counter_and_integrated_power_tell_the_same_joules(opened):

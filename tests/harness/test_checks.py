@@ -15,6 +15,7 @@ from harness.testbed.link.measure.bounds import list_link_bounds, predict_jitter
 from harness.testbed.link.measure.watch import Ping
 from tests.harness.conftest import batches
 from tests.harness.records import PROBE, START, S, change, compared, with_epochs, with_events
+from tests.rules import MATRIX
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
 
@@ -693,3 +694,32 @@ def test_set_up_that_takes_a_tenth_of_an_epoch_is_warned_of(cpu_s, rx_bytes, ver
     data = with_events(remote(), begins, {"cell_cpu_s": cpu_s + 10.0, "rx_bytes": rx_bytes})
     valid, rules = judged(data, early_cpu_pct=100, early_bytes_pct=10_000)
     assert (valid, rules["setup_work"]) == ("valid", verdict)
+
+
+def a_board(data, readings, times):
+    """Return the data of a cell on a board whose counter shows `times` what its average power does."""
+    seen = {"nvml-counter": 300.0 * times, "nvml-power-average": 300.0}
+    series = [{"device": "gpu-0", "domain": "gpu", "source": source} for source in seen]
+    rows = [row for source, watts in seen.items() for row in readings(source, "gpu", watts, "gpu-0")]
+    return change(data, cell={"energy": {"series": series}}, readings=rows)
+
+
+def test_sources_that_contradict_each_other_refuse_a_row(stored, readings):
+    assert judged(a_board(stored(), readings, 1.0))[0] == "valid"
+    data = a_board(stored(), readings, 1.74)
+    (row,), checks = judge([data], make_epoch_rows(data), Tolerances())
+    (check,) = [one for one in checks if one.rule == "meters"]
+    assert check.verdict == "fail"
+    assert MATRIX["meters"].pattern.fullmatch(check.actual), check.actual
+    assert row.valid.startswith("invalid: meters (nvml-counter of gpu-0 gpu has 2088.0 J")
+    assert row.disagreements == check.actual
+    silent = change(stored(readings=[]), cell={"energy": {"series": []}})
+    assert judged(silent)[1]["meters"] == "not applicable"
+
+
+def test_a_meter_at_the_wall_misses_no_ticks(stored, readings):
+    wall = {"device": "plug", "domain": "wall", "source": "shelly-power"}
+    data = stored()
+    series = [{"device": "package-0", "domain": "cpu", "source": "rapl-powercap"}, wall]
+    data = change(data, cell={"energy": {"series": series}}, readings=[*data.readings, *readings(**wall)[::10]])
+    assert judged(data)[1]["missed_ticks"] == "pass"

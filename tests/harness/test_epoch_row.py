@@ -43,7 +43,7 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     header, line, _ = (tmp_path / "epochs.csv").read_text().splitlines()
     assert header.split(",") == make_schema(EpochRow).names
     assert (
-        "6,3000,1.5,0.00075,2.0,,,,0.5,,400.0,,120.0,520.0" + 18 * "," + "cpu=rapl-powercap;gpu=estimate,,,valid"
+        "6,3000,1.5,0.00075,2.0,,,,0.5,,400.0,,120.0,520.0" + 21 * "," + "cpu=rapl-powercap;gpu=estimate,,,valid"
         in line
     )
 

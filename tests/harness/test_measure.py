@@ -112,3 +112,30 @@ def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored
     assert row.gpu_j == pytest.approx(900.0)
     assert "gpu=estimate" in row.energy_source
     assert "nvml" not in row.energy_source
+
+
+WALL = {"device": "plug", "domain": "wall", "source": "tasmota-energy"}
+
+
+def at_the_wall(data, readings, watts=250.0):
+    """Return the data of a cell whose host has a meter at its supply beside its processor's counter."""
+    series = [{"device": "package-0", "domain": "cpu", "source": "rapl-powercap"}, WALL]
+    rows = [*data.readings, *readings(**WALL, watts=watts)]
+    return change(data, cell={"energy": {"series": series}}, readings=rows)
+
+
+def test_joules_at_the_wall_have_a_column_of_their_own_and_are_in_no_sum(stored, readings):
+    (row,) = make_epoch_rows(at_the_wall(stored(), readings))
+    assert (row.wall_j, row.total_j) == (pytest.approx(1000.0), pytest.approx(400.0))
+    assert 0 < row.wall_error_j < 1500
+    assert row.j_per_gb == pytest.approx(400.0 / 3e-6)
+    assert row.energy_source == "cpu=rapl-powercap;wall=tasmota-energy"
+    assert (row.disagreements, row.estimated) == ("", frozenset())
+    (row,) = make_epoch_rows(stored())
+    assert row.wall_j is row.wall_error_j is None
+
+
+def test_an_emulated_board_is_not_at_the_wall_and_leaves_it_as_it_is(stored, readings):
+    (row,) = make_epoch_rows(change(at_the_wall(stored(), readings), cell={"accelerator": EMULATED}))
+    assert (row.wall_j, row.gpu_j) == (pytest.approx(1000.0), pytest.approx(900.0))
+    assert row.disagreements == "", "published power is no measurement, and contradicts none"

@@ -102,8 +102,10 @@ ELSEWHERE = {
     "missed_ticks_HOST": "integration/test_hosts_run.py",
     "clock_offset_HOST": "integration/test_hosts_run.py",
     "local_reads": "harness/test_lying_loaders.py",
+    "meters": "harness/test_checks.py",
 }
-"""Rules of which other tests break the one: of other hosts, and of files that lie on the node that trains."""
+"""Rules of which other tests break the one: of other hosts, of files that lie on the node that trains, and of sensors
+that this run has not."""
 WARNS = {
     "cpu_parts",
     "energy_agent",

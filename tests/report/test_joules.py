@@ -95,3 +95,13 @@ def test_the_idle_power_of_a_part_is_shown_once_by_its_best_source(build):
     file = io.StringIO()
     print_report(read_report(builder.write()), Console(file=file, width=200))
     assert "vm drew 10.0 W (cpu, an estimate), 117 W (gpu-0); net joules" in file.getvalue()
+
+
+def test_joules_at_the_wall_come_first_with_the_data_that_each_brought(build):
+    builder = folder(build, "cpu=estimate;wall=shelly-energy")
+    for row in builder.rows.values():
+        row.update(wall_j=2500.0, bytes=5 * 10**9)
+    found = table(builder.write())
+    assert heads(found)[:4] == ["joules", "wall", "GB/J at the wall", "net est."]
+    assert found.rows[0][:3] == ("PyTorch", "2500 J", "0.00200")
+    assert "no part of the total" in found.explanation

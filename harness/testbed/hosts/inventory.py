@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 import harness
+from harness.config.specs import WallMeters
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, TestbedError
 from joulefeed.child import Child
@@ -89,6 +90,8 @@ class Host(Section):
         default=None, pattern="^/", validation_alias="joulefeed_link_socket", description="an absolute path"
     )
     """Control socket of a delay line that carries the data network in place of netem; None for netem."""
+    wall: WallMeters = Field(default=None, validation_alias="joulefeed_wall")
+    """The meter at its supply, as `energy.wall` names it."""
 
     @field_validator("address", "data_address")
     @classmethod

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from energymon.clock.monotonic import boot_id
 from harness.config.regime import Regime
+from harness.config.specs import WallMeters
 from harness.errors import ConfigError, MountError, TestbedError
 from harness.system.procfs import sum_disks
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
@@ -101,6 +102,7 @@ class HostsTestbed(Testbed):
     ) -> None:
         super().__init__(run_id, caches)
         self._lead = inventory.lead
+        self._walls = {host.name: host.wall for host in inventory.all}
         self._ssh_config = ssh_config
         self._hosts = {host.name: host for host in (*chosen.computes, *chosen.storages)}
         self._leases: dict[str, Lease] = {}
@@ -134,6 +136,10 @@ class HostsTestbed(Testbed):
                     choose_congestion(None, congestion)
                 self._mounts_between(self.storage, self.compute)
             self._stack = stack.pop_all()
+
+    def wall_of(self, host: str) -> WallMeters:
+        """Return the meter at a host's supply that the inventory names; None for none."""
+        return self._walls.get(host)
 
     def shares_clock(self, host: str) -> bool:
         """Whether a host's clock is this machine's own: a container or a namespace of the same kernel."""

@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     double watts;      /* what the counter grows by */
     double power_w;    /* what the power fields show; the same unless set */
+    double gpu_w;      /* what they show of the GPU of a module, scope 0; the same unless set */
     double period_ms;  /* between updates */
     double base_mj;    /* shown at origin_ns of the monotonic clock */
     double origin_ns;
@@ -59,6 +60,7 @@ static const struct {
 } keys[] = {
     {"watts", offsetof(board, watts)},
     {"power_w", offsetof(board, power_w)},
+    {"gpu_w", offsetof(board, gpu_w)},
     {"period_ms", offsetof(board, period_ms)},
     {"base_mj", offsetof(board, base_mj)},
     {"origin_ns", offsetof(board, origin_ns)},
@@ -355,6 +357,7 @@ int nvmlDeviceGetFieldValues(void *handle, int length, field_value *values) {
         return code;
     for (int i = 0; i < length; i++) {
         field_value *v = &values[i];
+        double power_w = v->scope == 0 && b.gpu_w > 0 ? b.gpu_w : b.power_w;
         v->timestamp_us = timestamp_us(&b);
         v->latency_us = 1;
         v->code = OK;
@@ -364,9 +367,9 @@ int nvmlDeviceGetFieldValues(void *handle, int length, field_value *values) {
             v->type = TYPE_ULL;
             v->value.ull = energy_mj(&b);
         } else if (v->field == FIELD_INSTANT && !b.no_instant_field) {
-            v->value.ui = (uint32_t)(b.power_w * 1000);
+            v->value.ui = (uint32_t)(power_w * 1000);
         } else if (v->field == FIELD_AVERAGE && !b.no_average_field) {
-            v->value.ui = (uint32_t)(b.power_w * 1000);
+            v->value.ui = (uint32_t)(power_w * 1000);
         } else {
             v->code = NOT_SUPPORTED;
         }

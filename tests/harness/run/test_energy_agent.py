@@ -111,6 +111,17 @@ def test_an_idle_baseline_is_of_the_start_of_a_session_and_not_of_an_agent_that_
             assert len(store.baselines()) == session * len(idle), "a resumed run takes its own"
 
 
+def test_the_meters_of_a_spec_are_options_of_the_agent(tmp_path):
+    spec = EnergySpec(wall=["shelly:http://192.0.2.8", "tasmota:http://192.0.2.9"], wall_auth="/etc/bmc")
+    agent = EnergyAgent(tmp_path / "e.sqlite", spec, StoreSpec(), node="n", run_id="t", on_restart=lambda line: None)
+    meters = [option for option in agent.options if option.startswith("--wall")]
+    assert meters == [*(f"--wall={one}" for one in spec.wall), "--wall-auth=/etc/bmc"]
+    agent = EnergyAgent(
+        tmp_path / "e.sqlite", EnergySpec(wall="ipmi"), StoreSpec(), node="n", run_id="t", on_restart=lambda line: None
+    )
+    assert [option for option in agent.options if option.startswith("--wall")] == ["--wall=ipmi"]
+
+
 class Nothing:
     """A loader of two empty batches and counters that count nothing."""
 

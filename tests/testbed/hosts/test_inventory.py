@@ -58,6 +58,14 @@ def test_an_example_loads(name):
     assert again.all == inventory.all and again.lead == inventory.lead
 
 
+def test_a_host_names_the_meters_at_its_supplies():
+    plugs = ["shelly:http://192.0.2.8", "tasmota:http://192.0.2.9"]
+    found = listed(storage={**STORAGE, "joulefeed_wall": "ipmi"}, compute={**COMPUTE, "joulefeed_wall": plugs})
+    inventory = Inventory("hosts.yml", _hosts(found, "hosts.yml"))
+    assert {host.name: host.wall for host in inventory.all} == {"c": plugs, "s": "ipmi"}
+    assert Inventory.from_json(inventory.to_json()).all == inventory.all
+
+
 def test_group_vars_beside_the_inventory_count_and_secrets_stay_out(tmp_path):
     (tmp_path / "hosts.yml").write_text(
         "all:\n  hosts:\n    one: {ansible_host: 192.0.2.1, ansible_become_password: secret, influxdb_token: secret}\n"
