@@ -244,11 +244,7 @@ class _SamplingRun:
 
     def _begin(self, last_ns: int) -> Session:
         """Record the session, which starts after the last tick of the one before it."""
-        try:
-            calibrations = load_calibrations()
-        except StoreError as error:
-            _print_stderr(str(error))
-            calibrations = {}
+        calibrations = load_calibrations(_print_stderr)
         description = {
             "sensors": [
                 with_accuracy(one.describe(), calibrations, self._config.interval_ns) for one in self._found.sensors
