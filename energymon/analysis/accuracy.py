@@ -48,7 +48,7 @@ class SensorCalibration:
     driver: str
     """The driver's version, or the kernel's release."""
     update_ms: float
-    """Mean time between updates; where each reading shows another value, that between readings, and no less is known."""
+    """Mean time between updates; where they are as close as readings, or closer, that between readings."""
     read_ms: float
     """Median time between two readings: no time below is known better."""
     window_ms: float | None
@@ -78,7 +78,7 @@ class SensorCalibration:
 
     @property
     def update(self) -> str:
-        """Time between updates as a text, ms; "≤ 1.3" where the sensor is updated as often as it was read, or faster."""
+        """Time between updates as a text, ms; "≤ 1.3" where the sensor is updated at least as often as it was read."""
         return f"{'≤ ' if self.update_ms < _AS_READ * self.read_ms else ''}{self.update_ms:.3g}"
 
     @property

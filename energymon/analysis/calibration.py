@@ -34,7 +34,7 @@ _DUTIES: Final = (0.1, 0.25, 0.5, 0.75)
 _AVERAGE: Final = 1.8
 """A window of so many updates is a running average."""
 _MOST_SAMPLES: Final = 40
-"""Of an average of more updates, whether each is of all of the time cannot be told, and would take minutes."""
+"""Of an average of more updates, whether each covers all of its time is unknown: trying it takes minutes."""
 
 Floats: TypeAlias = NDArray[np.float64]
 

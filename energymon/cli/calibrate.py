@@ -104,13 +104,10 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
         found.close()
     calibrations = [replace(one, made_ns=time.time_ns()) for one in compared(calibrations)]
     # Shown first: a disk may have become full meanwhile.
-    if as_json:
-        print(json.dumps({"calibrations": [asdict(c) for c in calibrations], "failed": failed, "file": str(path)}))
-    else:
-        print("\n".join([*table_of(calibrations), *(f"failed: {why}" for why in failed.values())]), flush=True)
+    lines = [*table_of(calibrations), *(f"failed: {why}" for why in failed.values()), f"to be stored in {path}"]
+    shown = {"calibrations": [asdict(c) for c in calibrations], "failed": failed, "file": str(path)}
+    print(json.dumps(shown) if as_json else "\n".join(lines), flush=True)
     save_calibrations({key_of(c.uuid, c.device, c.domain, c.source): c for c in calibrations})
-    if not as_json:
-        print(f"stored in {path}")
     return 1 if failed or not calibrations else 0
 
 

@@ -469,8 +469,12 @@ def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
     energy, events = epoch.data.cell.energy, epoch.list_energy_events()
     unread = [f"not readable: {one.device} {one.domain} ({one.reason})" for one in energy.unreadable]
     unread += [f"lost: {event.message}" for event in events if event.kind == "sensor-lost"]
+    unread += _list_resonances(epoch)
     died = [event.message for event in events if event.kind in ("agent-died", "agent-back")]
-    every = "every part of the host that was found is read, or else its domain and the total are unknown"
+    every = (
+        "every part of the host that was found is read, or else its domain and the total are unknown; no sensor that "
+    )
+    every += "samples a part of the time resonates with the steps"
     for rule, expected, found, otherwise in (
         ("sensors", every, unread, "none unreadable"),
         ("energy_agent", "the energy agent samples throughout", died, "it did"),
@@ -479,6 +483,20 @@ def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
             yield epoch.check(rule, expected, NO_SENSOR, NOT_APPLICABLE)
         else:
             yield epoch.warn(rule, expected, "; ".join(found), otherwise)
+
+
+def _list_resonances(epoch: _JudgedEpoch) -> list[str]:
+    """List the series that are summed and whose sensor may see all steps of the epoch at one phase."""
+    row, ranks = epoch.row, epoch.data.batches[epoch.row.epoch].of_ranks()
+    period_s = row.duration_s / max(1, len(ranks[0].step_s))
+    return [
+        f"resonates: {one.device} {one.source} samples a part of each {1e3 * one.accuracy.update_s:.3g} ms, and a step "
+        f"comes every {1e3 * period_s:.3g} ms"
+        for one in epoch.data.cell.energy.series
+        if one.accuracy is not None
+        and f"{one.domain}={one.source}" in row.energy_source.split(";")
+        and one.accuracy.resonates(period_s, row.duration_s)
+    ]
 
 
 def _check_clock(epoch: _JudgedEpoch) -> Check:
