@@ -226,6 +226,12 @@ def _delay(text: str) -> tuple[str, float]:
     return source, float(ms) / 1e3
 
 
+def _above_zero(text: str) -> float:
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
     parser.add_argument("--version", action=PrintVersion)
@@ -365,10 +371,15 @@ def _add_query(commands: _Commands) -> None:
         help="the clock of the instants: the controller's, or each node's own (controller)",
     )
     query.add_argument(
-        "--period-ms", type=float, metavar="MS", help="say where a sensor resonates with a load that repeats so often"
+        "--period-ms",
+        type=_above_zero,
+        metavar="MS",
+        help="say where a sensor resonates with a load that repeats so often",
     )
-    query.add_argument("--co2-g-per-kwh", type=float, metavar="G", help="show grams of CO2 too, at so many a kWh")
-    query.add_argument("--price-per-kwh", type=float, metavar="PRICE", help="show the cost too, at this price of a kWh")
+    query.add_argument("--co2-g-per-kwh", type=_above_zero, metavar="G", help="show the grams of CO2, at so many a kWh")
+    query.add_argument(
+        "--price-per-kwh", type=_above_zero, metavar="PRICE", help="show the cost, at this price of a kWh"
+    )
     query.add_argument("--json", action="store_true", help="the same as --format json")
     query.add_argument("--format", choices=("text", "json", "csv", "parquet"), help="(the suffix of FILE, or text)")
     query.add_argument("--out", metavar="FILE", help="file of --format csv or parquet (stdout)")

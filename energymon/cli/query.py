@@ -44,8 +44,6 @@ def run_query(options: argparse.Namespace) -> int:
     That is 3 where no joules are known. Raises OptionError, WindowError and StoreError.
     """
     baseline = (parse_instant(options.baseline[0]), parse_instant(options.baseline[1])) if options.baseline else None
-    if options.period_ms is not None and not options.period_ms > 0:
-        raise OptionError(f"--period-ms {options.period_ms:g}: expected more than 0")
     times = options.start, options.end
     if (None in times) != (times == (None, None)) or (options.last and options.start):
         raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
