@@ -122,20 +122,23 @@ class Accuracy:
         unseen_w = self.unseen_w + max(0.0, self.swing_w - self.unseen_w) * missed
         return self.share * abs(joules) + unseen_w * span_ns / NS + self.edge_j
 
-    def resonates(self, period_s: float, span_s: float) -> bool:
-        """Return whether a part-time sensor may see a load that repeats at the same phase for all of a window.
+    def resonance(self, period_s: float, span_s: float) -> str:
+        """Return how a part-time sensor may see a load that repeats at one phase for all of a window; "" where not.
 
-        That is where a multiple of the load's rate and one of the sensor's, up to the third, are so close that they
+        It may where a multiple of the load's rate and one of the sensor's, up to the third, are so close that they
         beat slower than the window.
 
         Args:
             period_s: Time after which the load repeats, such as a training step, s.
             span_s: Length of the window, s.
         """
-        if not self.update_s:
-            return False
         multiples = product(range(1, _MULTIPLES + 1), repeat=2)
-        return any(abs(k / period_s - m / self.update_s) * span_s < 1 for k, m in multiples)
+        if not self.update_s or all(abs(k / period_s - m / self.update_s) * span_s >= 1 for k, m in multiples):
+            return ""
+        return (
+            f"samples a part of each {self.update_s * 1e3:.3g} ms and may see a load of {period_s * 1e3:.3g} ms at one "
+            "phase alone: its joules may be off by their whole accuracy"
+        )
 
 
 _STEADY: Final = 0.05

@@ -207,13 +207,8 @@ class _NodeQuery:
         """Yield an event for each device whose sensor may see a load that repeats at one phase alone."""
         for e in window.best:
             known = self._channels.accuracies.get((e.node, e.device, e.domain, e.source))
-            if known is not None and known.resonates(period_s, (window.end_ns - window.start_ns) / NS):
-                message = (
-                    f"{e.device} {e.source} samples a part of each {known.update_s * 1e3:.3g} ms and may see a load of "
-                    f"{period_s * 1e3:.3g} ms at one phase alone throughout the window: its joules may be off by their "
-                    "whole accuracy; take a longer window, or a source that samples all of the time"
-                )
-                yield Event(window.start_ns, e.node, "load-resonates", message)
+            if known and (how := known.resonance(period_s, (window.end_ns - window.start_ns) / NS)):
+                yield Event(window.start_ns, e.node, "load-resonates", f"{e.device} {e.source} {how}")
 
     def _covered(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Return the parts of a window that readings cover, cut where a counter started again."""

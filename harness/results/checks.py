@@ -490,12 +490,10 @@ def _list_resonances(epoch: _JudgedEpoch) -> list[str]:
     row, ranks = epoch.row, epoch.data.batches[epoch.row.epoch].of_ranks()
     period_s = row.duration_s / max(1, len(ranks[0].step_s))
     return [
-        f"resonates: {one.device} {one.source} samples a part of each {1e3 * one.accuracy.update_s:.3g} ms, and a step "
-        f"comes every {1e3 * period_s:.3g} ms"
+        f"{one.device} {one.source} {how}"
         for one in epoch.data.cell.energy.series
-        if one.accuracy is not None
-        and f"{one.domain}={one.source}" in row.energy_source.split(";")
-        and one.accuracy.resonates(period_s, row.duration_s)
+        if one.accuracy is not None and f"{one.domain}={one.source}" in row.energy_source.split(";")
+        if (how := one.accuracy.resonance(period_s, row.duration_s))
     ]
 
 

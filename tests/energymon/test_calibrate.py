@@ -342,9 +342,9 @@ def test_power_over_missed_ticks_may_have_been_anything_between_idle_and_busy():
 def test_a_rhythm_that_is_called_harmless_is_seen_at_all_phases():
     """Loads of 73 to 210 ms, busy for a quarter of each period, seen for 25 of each 100 ms in windows of 2 to 20 s."""
     known = Accuracy(0.05, 240.0, 0.0, "", update_s=0.1)
-    assert known.resonates(0.1, 60)
-    assert known.resonates(0.2, 60)
-    assert not Accuracy(0.05, 0.0, 0.0, "").resonates(0.1, 60), "it samples all of the time"
+    assert known.resonance(0.1, 60)
+    assert known.resonance(0.2, 60)
+    assert not Accuracy(0.05, 0.0, 0.0, "").resonance(0.1, 60), "it samples all of the time"
     random = np.random.default_rng(5)
     wrong = {True: [], False: []}
     for _ in range(400):
@@ -354,7 +354,7 @@ def test_a_rhythm_that_is_called_harmless_is_seen_at_all_phases():
         at_s, watts = board.updates(begin_s + span_s)
         first = int(begin_s / 0.1) + 2
         true_j = board.true_j(at_s[first], at_s[-1])
-        wrong[known.resonates(period_s, span_s)].append(abs(watts[first + 1 :].sum() * 0.1 - true_j) / span_s)
+        wrong[bool(known.resonance(period_s, span_s))].append(abs(watts[first + 1 :].sum() * 0.1 - true_j) / span_s)
     assert len(wrong[True]) > 20
     # W, of a swing of 320 W.
     assert max(wrong[True]) > 60
