@@ -103,7 +103,9 @@ def write_rows(
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        count = _write_csv(rows, text, columns) if format == "csv" else _write_lines(lines, text)
+        count = (
+            _write_csv(rows, text, columns) if format == "csv" else _count(text.write(f"{line}\n") for line in lines)
+        )
         text.detach()
         return count
 
@@ -165,19 +167,12 @@ def _tuple_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | Non
 def _write_csv(rows: Iterable[Sequence[object]], file: IO[str], columns: Iterable[str]) -> int:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    count = 0
-    for row in rows:
-        writer.writerow(row)
-        count += 1
-    return count
+    return _count(map(writer.writerow, rows))
 
 
-def _write_lines(lines: Iterable[str], file: IO[str]) -> int:
-    count = 0
-    for line in lines:
-        file.write(f"{line}\n")
-        count += 1
-    return count
+def _count(written: Iterable[object]) -> int:
+    """Take all items, which writes them, and return how many there were."""
+    return sum(1 for _ in written)
 
 
 def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:
