@@ -21,7 +21,7 @@ from energymon.analysis.attribution import (
     energy_of,
 )
 from energymon.analysis.integrate import Energy, joules, missed_share, missed_ticks
-from energymon.analysis.query import WindowEnergy, query
+from energymon.analysis.query import WindowEnergy, amount_of, query
 from energymon.analysis.tuples import stored_tuples
 from energymon.cli.export import save_readings
 from energymon.errors import (
@@ -77,6 +77,7 @@ __all__ = [
     "WindowEnergy",
     "WindowError",
     "add_up",
+    "amount_of",
     "channels_of",
     "energy_of",
     "joules",

@@ -1,4 +1,4 @@
-"""`python -m energymon run | send | query | export | doctor | calibrate | clock | dashboard`."""
+"""`python -m energymon run | send | query | sessions | export | doctor | calibrate | clock | dashboard | unit`."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def _require_stdout() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from energymon.agent.main import AgentConfig, print_failure, run
+    from energymon.clock.monotonic import duration_ns
 
     try:
         return run(
@@ -90,6 +91,9 @@ def _run(options: argparse.Namespace) -> int:
                 influxdb=_influxdb(options),
                 spool_limit_mb=options.spool_limit_mb,
                 run=options.run,
+                group=options.group,
+                keep_ns=None if options.keep is None else duration_ns("--keep", options.keep),
+                prometheus=options.prometheus,
             )
         )
     except EnergyError as error:
@@ -141,6 +145,20 @@ def _query(options: argparse.Namespace) -> int:
 
     _require_stdout()
     return run_query(options)
+
+
+def _sessions(options: argparse.Namespace) -> int:
+    from energymon.cli.sessions import run_sessions
+
+    _require_stdout()
+    return run_sessions(options.store, as_json=options.json)
+
+
+def _unit(options: argparse.Namespace) -> int:
+    _require_stdout()
+    text = Path(__file__).with_name("agent").joinpath("energymon.service").read_text()
+    print(text.replace("@PYTHON@", sys.executable).replace("@GROUP@", options.group), end="")
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -213,6 +231,12 @@ def _delay(text: str) -> tuple[str, float]:
     return source, float(ms) / 1e3
 
 
+def _above_zero(text: str) -> float:
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
     parser.add_argument("--version", action=PrintVersion)
@@ -220,11 +244,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands)
     _add_send(commands)
     _add_query(commands)
+    _add_sessions(commands)
     _add_export(commands)
     _add_doctor(commands)
     _add_calibrate(commands)
     _add_clock(commands)
     _add_dashboard(commands)
+    _add_unit(commands)
     return parser
 
 
@@ -284,6 +310,15 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument("--remove-at-eof", type=Path, help=argparse.SUPPRESS)
     run.add_argument(
         "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
+    )
+    run.add_argument(
+        "--group",
+        metavar="NAME",
+        help="let the members of this group, and no other users, read the store and have windows read the sensors",
+    )
+    run.add_argument("--keep", metavar="DURATION", help="delete readings that are older, such as 30d (keep all)")
+    run.add_argument(
+        "--prometheus", metavar="[ADDRESS:]PORT", help="answer GET /metrics there, on 127.0.0.1 without an address"
     )
     run.add_argument("--run", metavar="NAME", help="tag of the energy tuples in InfluxDB (the session)")
     run.add_argument(
@@ -352,8 +387,27 @@ def _add_query(commands: _Commands) -> None:
         default="controller",
         help="the clock of the instants: the controller's, or each node's own (controller)",
     )
-    query.add_argument("--json", action="store_true", help="print JSON")
+    query.add_argument(
+        "--period-ms",
+        type=_above_zero,
+        metavar="MS",
+        help="say where a sensor resonates with a load that repeats so often",
+    )
+    query.add_argument("--co2-g-per-kwh", type=_above_zero, metavar="G", help="show the grams of CO2, at so many a kWh")
+    query.add_argument(
+        "--price-per-kwh", type=_above_zero, metavar="PRICE", help="show the cost, at this price of a kWh"
+    )
+    query.add_argument("--json", action="store_true", help="the same as --format json")
+    query.add_argument("--format", choices=("text", "json", "csv", "parquet"), help="(the suffix of FILE, or text)")
+    query.add_argument("--out", metavar="FILE", help="file of --format csv or parquet (stdout)")
     query.set_defaults(command=_query)
+
+
+def _add_sessions(commands: _Commands) -> None:
+    sessions = commands.add_parser("sessions", help="what a store has: each run of an agent, its sources and gaps")
+    _add_store(sessions)
+    sessions.add_argument("--json", action="store_true", help="print JSON")
+    sessions.set_defaults(command=_sessions)
 
 
 def _add_export(commands: _Commands) -> None:
@@ -415,6 +469,12 @@ def _add_dashboard(commands: _Commands) -> None:
     _add_server(dashboard)
     dashboard.add_argument("--print", action="store_true", help="print the template, for `influx apply`, and end")
     dashboard.set_defaults(command=_dashboard)
+
+
+def _add_unit(commands: _Commands) -> None:
+    unit = commands.add_parser("unit", help="print a systemd unit: the agent as root with few rights, for a group")
+    unit.add_argument("--group", default="energymon", metavar="NAME", help="the group, which must exist (energymon)")
+    unit.set_defaults(command=_unit)
 
 
 if __name__ == "__main__":

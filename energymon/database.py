@@ -69,15 +69,17 @@ _MEANINGS: Final = {
     "malformed": "is damaged ({text}); `sqlite3 {path} .recover` saves what can still be read",
     "not a database": "is not a store of energymon ({text}); name another file",
     "no such table": "holds nothing yet; expected a store that `energymon run` began to write",
+    "unable to open": "cannot be opened ({text}); may this user read it? `run --group` lets a group read its store",
     "locked": "another program has locked it ({text})",
 }
 """What SQLite says, and what that means for a store."""
 
 
-def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
+def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Connection, int]:
     """Open a store, made if there is none; return the connection and a descriptor that locks the file.
 
-    Raises StoreError when another agent writes it, when it is not a store, or when it cannot be made.
+    With the id of a group, only the owner and the group may read the store. Raises StoreError when another agent writes
+    it, when it is not a store, or when it cannot be made.
     """
     lock_fd: int | None = None
     _refuse_foreign_log(path)
@@ -89,6 +91,13 @@ def open_for_writing(path: Path) -> tuple[sqlite3.Connection, int]:
             os.close(lock_fd)
             raise StoreError(f"{path}: is no regular file; name another store")
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if group is not None:
+            # SQLite makes the files beside the store with its owner, group and mode; a killed agent's are there.
+            real = path.resolve()
+            for file in (real, *(real.with_name(real.name + beside) for beside in BESIDE[:2])):
+                if file.exists():
+                    os.chown(file, -1, group)
+                    file.chmod(0o640)
     except BlockingIOError as error:
         if lock_fd is not None:
             os.close(lock_fd)

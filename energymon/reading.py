@@ -193,7 +193,7 @@ class Event:
     node: str
     kind: str
     """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed",
-    "store-back" or "store-moved"."""
+    "store-back", "store-moved" or, of a window that is asked for, "load-resonates"."""
     message: str
 
 

@@ -27,6 +27,10 @@ _END_OF_TIME_NS: Final = 2**63 - 1
 _TABLES: Final = {Event: "events", ClockOffset: "clocks", Baseline: "baselines", CounterStart: "counters"}
 """Of the records beside readings and ticks; their columns are the fields, in order."""
 
+OF_NODE: Final = "series_id IN (SELECT id FROM series WHERE node = ?)"
+PATIENCE_NS: Final = 30_000_000_000
+"""A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain. An
+agent that starts later than this after another one begins a sum of its own."""
 _READING: Final = """SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags,
     r.early_ns, r.late_ns FROM readings r JOIN series s ON s.id = r.series_id
     WHERE r.series_id = ? AND r.tick_ns BETWEEN ? AND ? ORDER BY r.tick_ns"""
@@ -61,12 +65,12 @@ class SqliteStore(Closing):
         """The last tick of each node that was stored."""
 
     @classmethod
-    def create(cls, path: Path) -> SqliteStore:
-        """Open for writing, and make the file if there is none.
+    def create(cls, path: Path, group: int | None = None) -> SqliteStore:
+        """Open for writing, and make the file if there is none; only its owner and a group, if given, may read it then.
 
         Raises StoreError when another agent writes it, when it is not a store, or when it cannot be made.
         """
-        return cls(path, *open_for_writing(path))
+        return cls(path, *open_for_writing(path, group))
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
@@ -196,6 +200,11 @@ class SqliteStore(Closing):
         with self._reading():
             (last,) = self._db.execute("SELECT max(last_ns) FROM ticks WHERE node = ?", (node,)).fetchone()
         return int(last or 0)
+
+    def forget(self, before_ns: int, most_rows: int) -> bool:
+        """Delete the oldest readings as `delete_oldest` does; return whether there were any; raises StoreError."""
+        with self._transaction():
+            return delete_oldest(self._db, before_ns, most_rows)
 
     def follow(self) -> Path | None:
         """Go on in the file that is written, where it was moved; return its path before, None where it was not moved.
@@ -327,6 +336,37 @@ def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
             connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
     except sqlite3.Error as error:
         raise store_error(path, error) from error
+
+
+def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> bool:
+    """Delete the oldest readings of a node, in a transaction of the caller; return whether there were any.
+
+    Those with a tick after `before_ns`, UTC ns, stay. Where a sender has ever opened the store, those stay too that the
+    server has not acknowledged, or that tuples to come depend on. With few rows at a time others wait for moments.
+    """
+    sent = dict(db.execute("SELECT kind, last FROM sent").fetchall())
+    (late_ns,) = db.execute("SELECT min(tick_ns) FROM late").fetchone()
+    for (node,) in db.execute("SELECT DISTINCT node FROM series").fetchall():
+        last_ns = before_ns
+        if sent:
+            sent_ns = min(sent.get(f"{kind} {node}", 0) for kind in ("readings", "tuples"))
+            last_ns = min(last_ns, min(sent_ns, late_ns or sent_ns) - PATIENCE_NS)
+        cut = db.execute(
+            f"SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings WHERE tick_ns <= ? AND {OF_NODE}"  # noqa: S608
+            " ORDER BY tick_ns LIMIT ?)",
+            (last_ns, node, most_rows),
+        ).fetchone()[0]
+        if cut is None:
+            continue
+        db.execute(f"DELETE FROM readings WHERE tick_ns <= ? AND {OF_NODE}", (cut, node))  # noqa: S608
+        db.execute(
+            "UPDATE ticks SET first_ns = first_ns + ((?1 - first_ns) / interval_ns + 1) * interval_ns"
+            " WHERE first_ns <= ?1 AND last_ns > ?1 AND node = ?2",
+            (cut, node),
+        )
+        db.execute("DELETE FROM ticks WHERE last_ns <= ? AND node = ?", (cut, node))
+        return True
+    return False
 
 
 def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:

@@ -48,6 +48,14 @@ _WAITING = (
 """Files whose tests wait for minutes, the longest first."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_calibrations_of_the_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give all agents that are started an empty folder of calibrations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENERGYMON_STATE", str(tmp_path_factory.mktemp("calibrations")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_memory_left() -> Callable[[set[Path]], set[Path]]:
     """List the files in /dev/shm that were not there `before`, once other tests had time to remove theirs.

@@ -19,9 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Any, Final, cast
 
+from energymon.agent.prometheus import metrics, serve
 from energymon.agent.sender_process import SenderProcess
+from energymon.agent.service import group_of
 from energymon.analysis.accuracy import load_calibrations, with_accuracy
 from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
@@ -47,6 +49,8 @@ _LONG_LAG_S: Final = 1.0
 """An average over a second is not waited for."""
 _STORED_NS: Final = 10 * NS
 """For how long a store that takes no records may delay an agent that is to have an idle baseline."""
+_COMMIT_S: Final = 0.5
+"""For how long a scrape waits until the latest ticks are stored."""
 _FAILED: Final = 70
 
 
@@ -70,6 +74,12 @@ class AgentConfig:
     """The sender's environment, INFLUXDB_V2_*; None keeps the readings in the store alone."""
     spool_limit_mb: float | None = None
     """What the store may take while its readings are sent; None for no limit."""
+    group: str | None = None
+    """Name of the group that may read the store and ask for readings, as the owner may; None for the owner alone."""
+    keep_ns: int | None = None
+    """Age at which readings are deleted, ns; None keeps them."""
+    prometheus: str | None = None
+    """PORT or ADDRESS:PORT of the endpoint for Prometheus; None for none."""
     run: str | None = None
     """The run that the agent is started for, a tag of its energy tuples; None for the name of its session."""
 
@@ -112,6 +122,7 @@ def run(config: AgentConfig) -> int:
     loop = asyncio.SelectorEventLoop(selectors.PollSelector())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
+    group = None if config.group is None else group_of(config.group, config.store)
     found = discover(config.sensors, config.interval_ns)
     try:
         if not found.sensors:
@@ -120,8 +131,8 @@ def run(config: AgentConfig) -> int:
                 f"nothing on this host measures energy:{gaps}\n"
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
             )
-        with SqliteStore.create(config.store) as store:
-            agent = _SamplingRun(config, found, store, loop)
+        with SqliteStore.create(config.store, group) as store:
+            agent = _SamplingRun(config, found, store, loop, group)
             status = agent.run()
         if agent.is_over and config.remove_at_eof is not None:
             shutil.rmtree(config.remove_at_eof, ignore_errors=True)
@@ -140,7 +151,12 @@ class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
     def __init__(
-        self, config: AgentConfig, found: Discovery, store: SqliteStore, loop: asyncio.AbstractEventLoop
+        self,
+        config: AgentConfig,
+        found: Discovery,
+        store: SqliteStore,
+        loop: asyncio.AbstractEventLoop,
+        group: int | None,
     ) -> None:
         self._config, self._found, self._store, self._loop = config, found, store, loop
         self._failure: BaseException | None = None
@@ -158,6 +174,7 @@ class _SamplingRun:
             on_event=self._on_event,
             clock=self._clock,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
+            keep_ns=config.keep_ns,
         )
         last_ns = store.last_tick_ns(config.node)
         ahead_s = (last_ns - self._clock.now_ns()) / NS
@@ -166,7 +183,7 @@ class _SamplingRun:
                 f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
                 "name another store"
             )
-        self._edges = _listener(config.store)
+        self._edges = _listener(config.store, group)
         # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
         self._monitor = Monitor(
             found.sensors,
@@ -194,6 +211,8 @@ class _SamplingRun:
         stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin(last_ns)
+        self._committed = threading.Event()
+        self._endpoint = serve(config.prometheus, self._metrics) if config.prometheus else None
         self.is_over = False
         """Whether stdin has ended."""
         self._baseline: list[Baseline] | None = None
@@ -224,6 +243,9 @@ class _SamplingRun:
         try:
             self._loop.run_forever()
         finally:
+            if self._endpoint is not None:
+                self._endpoint.shutdown()
+                self._endpoint.server_close()
             self._monitor.stop()
             if self._edges is not None:
                 self._edges.close()
@@ -244,11 +266,7 @@ class _SamplingRun:
 
     def _begin(self, last_ns: int) -> Session:
         """Record the session, which starts after the last tick of the one before it."""
-        try:
-            calibrations = load_calibrations()
-        except StoreError as error:
-            _print_stderr(str(error))
-            calibrations = {}
+        calibrations = load_calibrations(_print_stderr)
         description = {
             "sensors": [
                 with_accuracy(one.describe(), calibrations, self._config.interval_ns) for one in self._found.sensors
@@ -279,10 +297,19 @@ class _SamplingRun:
             self._edges.problem = event.message if event.kind == "store-failed" else ""
 
     def _on_stored(self, readings: int) -> None:
-        """On the writer's thread: the first readings are stored."""
+        """On the writer's thread: readings are stored."""
+        self._committed.set()
         if readings and not self._is_stored:
             self._is_stored = True
             self._loop.call_soon_threadsafe(self._take_baseline)
+
+    def _metrics(self) -> list[Any]:
+        """On a thread of the endpoint's: return the metrics of all ticks until now."""
+        self._committed.clear()
+        self._writer.flush()
+        self._committed.wait(_COMMIT_S)
+        with SqliteStore.open(self._store.path) as store:
+            return metrics(store, self._session, self._clock.now_ns(), self._writer.jitter)
 
     def _on_failure(self, error: BaseException) -> None:
         """On any thread: end with an error."""
@@ -369,6 +396,7 @@ class _SamplingRun:
             "interval_ms": self._config.interval_ms,
             "priority": self._monitor.priority,
             "idle_cpu_util": self._idle_cpu_util,
+            **({} if self._endpoint is None else {"prometheus_port": self._endpoint.server_port}),
             **self._session.description,
         }
         _print(ready)
@@ -398,10 +426,10 @@ def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
     return cast(int, earlier[-1]["boot_offset_ns"]) if earlier else None
 
 
-def _listener(store: Path) -> EdgeListener | None:
+def _listener(store: Path, group: int | None) -> EdgeListener | None:
     """Listen for windows that want a reading at their edges."""
     try:
-        return EdgeListener(socket_path(store))
+        return EdgeListener(socket_path(store), group)
     except OSError as error:
         _print_stderr(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
         return None

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self, cast
+from typing import Final, Literal, Self, cast
 
 from energymon.agent.process import Agent, shared_agent, wait_until_read
 from energymon.analysis.attribution import EnergyComponent
@@ -44,16 +44,19 @@ class Window:
         node: str | None = None,
         store: SqliteStore | Path | str | None = None,
         agent: Agent | None = None,
+        period_s: float | None = None,
     ) -> None:
         """Take a name for messages, and whether CUDA is synchronised at the edges, if torch uses it.
 
-        `node` is whose energy (this host's, or that of the store's only node).
+        `node` is whose energy (this host's, or that of the store's only node). `period_s` is the time after which the
+        load repeats, such as a training step, s: an event in `energy` then says where a sensor resonates with it.
         """
         self.name = name
         self._sync_cuda = sync_cuda
         self._node = node
         self._where: SqliteStore | Path | str | None = store
         self._agent = agent
+        self._period_s = period_s
         self._start_ns = self._end_ns = 0
         self._began_ns = self._ended_ns = 0
         self._asker: Asker | None = None
@@ -241,7 +244,8 @@ class Window:
         session, span = self._in_readings_time(store.sessions())
         start_ns, end_ns = span or (self._start_ns, self._end_ns)
         wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
-        (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
+        clock: Literal["readings", "own"] = "readings" if span else "own"
+        (found,) = query(store, start_ns, end_ns, session.node, net=True, clock=clock, period_s=self._period_s)
         if not found.components or not found.energies:
             raise self._uncovered(store, session, end_ns, found)
         return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)

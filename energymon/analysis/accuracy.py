@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +27,10 @@ _FILE: Final = "calibrations.json"
 _SHARED: Final = Path("/var/lib/energymon")
 _APART: Final = 0.1
 """A counter and a power that differ by more than this share contradict each other."""
+_AS_READ: Final = 1.25
+"""A time between updates below so many times that between readings is the reader's own."""
+_MULTIPLES: Final = 3
+"""Of a load's rate, and of a sensor's: higher harmonics of a step's power are small, and averaged by the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class SensorCalibration:
     driver: str
     """The driver's version, or the kernel's release."""
     update_ms: float
-    """Mean time between updates."""
+    """Mean time between updates; where they are as close as readings, or closer, that between readings."""
     read_ms: float
     """Median time between two readings: no time below is known better."""
     window_ms: float | None
@@ -60,13 +66,20 @@ class SensorCalibration:
     """How many updates were seen."""
     ratio: float | None = None
     """Of a counter: its power under steady load over that of the device's power source; None without one."""
+    made_ns: int = 0
+    """When it was made, UTC ns: the newest one of a device counts."""
 
     def __str__(self) -> str:
         seen = "does not follow the load"
         if self.window_ms is not None and self.duty is not None and self.delay_ms is not None:
             window = f"the mean of {self.window_ms:.4g} ms, {self.delay_ms:.0f} ms late"
             seen = f"a value is {window}, and {self.duty:.0%} of the time is sampled"
-        return f"updated every {self.update_ms:.3g} ms; {seen}; {self.idle_w:.0f} W idle, {self.busy_w:.0f} W busy"
+        return f"updated every {self.update} ms; {seen}; {self.idle_w:.0f} W idle, {self.busy_w:.0f} W busy"
+
+    @property
+    def update(self) -> str:
+        """Time between updates as a text, ms; "≤ 1.3" where the sensor is updated at least as often as it was read."""
+        return f"{'≤ ' if self.update_ms < _AS_READ * self.read_ms else ''}{self.update_ms:.3g}"
 
     @property
     def swing_w(self) -> float:
@@ -86,6 +99,10 @@ class Accuracy:
     """For the delay, J: what the power before one edge of a window and before the other may differ by meanwhile."""
     origin: str
     """Where these are from, or why they are unknown."""
+    swing_w: float = 0.0
+    """For the time of missed ticks, W, of power that is seen at the ticks alone; 0 for a counter."""
+    update_s: float = 0.0
+    """Time between two updates of a sensor that samples a part of it; 0 for other sensors."""
 
     def __str__(self) -> str:
         if self.share is None:
@@ -95,11 +112,33 @@ class Accuracy:
         parts += [f"± {self.edge_j:.1f} J for the edges"] if self.edge_j else []
         return f"{', '.join(parts)} ({self.origin})"
 
-    def error_j(self, joules: float, span_ns: int) -> float | None:
-        """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown."""
+    def error_j(self, joules: float, span_ns: int, missed: float = 0.0) -> float | None:
+        """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown.
+
+        `missed` is the share of the span, 0 to 1, in which ticks were missed.
+        """
         if self.share is None:
             return None
-        return self.share * abs(joules) + self.unseen_w * span_ns / NS + self.edge_j
+        unseen_w = self.unseen_w + max(0.0, self.swing_w - self.unseen_w) * missed
+        return self.share * abs(joules) + unseen_w * span_ns / NS + self.edge_j
+
+    def resonance(self, period_s: float, span_s: float) -> str:
+        """Return how a part-time sensor may see a load that repeats at one phase for all of a window; "" where not.
+
+        It may where a multiple of the load's rate and one of the sensor's, up to the third, are so close that they
+        beat slower than the window.
+
+        Args:
+            period_s: Time after which the load repeats, such as a training step, s.
+            span_s: Length of the window, s.
+        """
+        multiples = product(range(1, _MULTIPLES + 1), repeat=2)
+        if not self.update_s or all(abs(k / period_s - m / self.update_s) * span_s >= 1 for k, m in multiples):
+            return ""
+        return (
+            f"samples a part of each {self.update_s * 1e3:.3g} ms and may see a load of {period_s * 1e3:.3g} ms at one "
+            "phase alone: its joules may be off by their whole accuracy"
+        )
 
 
 _STEADY: Final = 0.05
@@ -150,7 +189,10 @@ def accuracy_of(source: str, model: str, found: SensorCalibration | None, interv
             # Two readings may show the same update, and each stands for all of the time until the next.
             seen *= min(1.0, found.window_ms / (found.update_ms + 2 * interval_ns / 1e6))
             late_ms += found.window_ms
-        return Accuracy(share, (1 - seen) * found.swing_w, found.swing_w * late_ms / 1e3, _ORIGIN)
+        edge_j = found.swing_w * late_ms / 1e3
+        polled_w = 0.0 if source in COUNTERS else found.swing_w
+        update_s = found.update_ms / 1e3 if found.duty < 1 else 0.0
+        return Accuracy(share, (1 - seen) * found.swing_w, edge_j, _ORIGIN, polled_w, update_s)
     else:
         why = f"{source} did not follow the load of the calibration"
     return Accuracy(None, 0.0, 0.0, why)
@@ -177,15 +219,19 @@ def calibration_of(
 
     Both are as sensors describe them. A board is known by its UUID; a processor's driver is not compared.
     """
-    found = calibrations.get(key_of(channel.get("uuid") or channel["device"], channel["domain"], channel["source"]))
+    key = key_of(channel.get("uuid", ""), channel["device"], channel["domain"], channel["source"])
+    found = calibrations.get(key)
     if found is not None and found.uuid and found.driver != described.get("driver"):
         return None
     return found
 
 
-def key_of(device: str, domain: str, source: str) -> str:
-    """Return the name of a calibration in the file; `device` is a board's UUID."""
-    return f"{device} {domain} {source}"
+def key_of(uuid: str, device: str, domain: str, source: str) -> str:
+    """Return the name of a calibration in the file: by a board's UUID, else by host and device.
+
+    Hosts may share the folder, such as a home.
+    """
+    return f"{uuid or f'{platform.node()} {device}'} {domain} {source}"
 
 
 def state_folder() -> Path:
@@ -204,36 +250,34 @@ def state_folder() -> Path:
         raise StoreError(f"calibrations: {error}; set {STATE} to a folder for them") from error
 
 
-def load_calibrations() -> dict[str, SensorCalibration]:
-    """Return the calibrations of this host by device, domain and source; a user has root's too, unless STATE is set.
+def load_calibrations(report: Callable[[str], object]) -> dict[str, SensorCalibration]:
+    """Return the calibrations of this host by `key_of`; a user has root's too, unless STATE is set, the newest of each.
 
-    Raises StoreError for a file that holds something else.
+    `report` is called with one line for a file that holds something else, which is left out.
     """
     found: dict[str, SensorCalibration] = {}
     folders = [] if os.environ.get(STATE) else [_SHARED]
     with suppress(StoreError):  # a service without a home has none of its own
         folders.append(state_folder())
     for folder in folders:
-        path = folder / _FILE
         try:
-            stored = json.loads(path.read_text())["calibrations"]
-            names = {field.name for field in fields(SensorCalibration)}
-            found |= {
-                key: SensorCalibration(**{k: v for k, v in one.items() if k in names}) for key, one in stored.items()
-            }
-        except (FileNotFoundError, PermissionError):
+            own = _stored(folder / _FILE)
+        except StoreError as error:
+            report(str(error))
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"{path}: holds no calibrations ({error!r}); remove it and run calibrate again") from error
+        found |= {key: one for key, one in own.items() if key not in found or found[key].made_ns <= one.made_ns}
     return found
 
 
 def save_calibrations(new: Mapping[str, SensorCalibration]) -> Path:
-    """Add calibrations to the file, which another replaces whole; return its path. Raises OSError and StoreError."""
+    """Add calibrations to the user's file, which another replaces whole; return its path.
+
+    Raises OSError where it cannot be written, and StoreError where it holds something else.
+    """
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _FILE
-    merged = {**load_calibrations(), **new}
+    merged = {**_stored(path), **new}
     with tempfile.NamedTemporaryFile("w", dir=folder, prefix=_FILE, delete=False) as fresh:
         json.dump({"calibrations": {key: asdict(one) for key, one in sorted(merged.items())}}, fresh, indent=1)
         fresh.flush()
@@ -241,3 +285,15 @@ def save_calibrations(new: Mapping[str, SensorCalibration]) -> Path:
         os.fchmod(fresh.fileno(), 0o644)
     Path(fresh.name).replace(path)
     return path
+
+
+def _stored(path: Path) -> dict[str, SensorCalibration]:
+    """Return what a file holds, which may not be there or be another user's; raises StoreError for something else."""
+    names = {field.name for field in fields(SensorCalibration)}
+    try:
+        stored = json.loads(path.read_text())["calibrations"]
+        return {key: SensorCalibration(**{k: v for k, v in one.items() if k in names}) for key, one in stored.items()}
+    except (FileNotFoundError, PermissionError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{path}: holds no calibrations ({error!r}); remove it and run calibrate again") from error

@@ -157,7 +157,8 @@ def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:
     known = channels.accuracies.get((energy.node, energy.device, energy.domain, energy.source))
     if known is None:
         return energy
-    return replace(energy, accuracy_j=known.error_j(energy.joules, span_ns), accuracy_origin=known.origin)
+    accuracy_j = known.error_j(energy.joules, span_ns, energy.interpolated_share)
+    return replace(energy, accuracy_j=accuracy_j, accuracy_origin=known.origin)
 
 
 def channels_of(description: Mapping[str, object], node: str) -> Channels:

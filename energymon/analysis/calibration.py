@@ -33,6 +33,8 @@ _SETTLE_S: Final = 0.5
 _DUTIES: Final = (0.1, 0.25, 0.5, 0.75)
 _AVERAGE: Final = 1.8
 """A window of so many updates is a running average."""
+_MOST_SAMPLES: Final = 40
+"""Of an average of more updates, whether each covers all of its time is unknown: trying it takes minutes."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -175,9 +177,9 @@ def _best(seen: _Updates, misfit: Callable[[_Model], float]) -> _Model:
     delays = np.linspace(-seen.read_s, 2 * seen.period_s + 0.02, 40)
     free = _refined(min(_models(windows, delays), key=misfit), shortest_s, delays[1] - delays[0], misfit)
     whole = min(_models([seen.period_s], np.linspace(delays[0], delays[-1], 200)), key=misfit)
-    if free.window_s > _AVERAGE * seen.period_s:
+    several = round(free.window_s / seen.period_s)
+    if free.window_s > _AVERAGE * seen.period_s and several <= _MOST_SAMPLES:
         # A running average, of all of the time or of windows that are an update apart.
-        several = round(free.window_s / seen.period_s)
         parts = [
             _Model(duty * seen.period_s, delay_s, samples)
             for duty, delay_s, samples in product(_DUTIES, delays, (several - 1, several, several + 1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Literal
 
 from energymon.analysis.attribution import EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
@@ -20,6 +21,8 @@ from energymon.reading import LAG_S, Baseline, Event, Reading, Session
 from energymon.store import SqliteStore
 
 _MOST_CUTS: Final = 20
+_J_PER_KWH: Final = 3.6e6
+NO_AMOUNTS: Final[Mapping[str, float]] = MappingProxyType({})
 _BY_SERIES: Final = attrgetter("device", "domain", "source", "tick_ns")
 
 
@@ -63,6 +66,7 @@ def query(
     net: bool = False,
     baseline: tuple[int, int] | None = None,
     clock: Literal["own", "controller", "readings"] = "controller",
+    period_s: float | None = None,
 ) -> list[WindowEnergy]:
     """Return the energy in [start, end], UTC ns, of one node, of several, or of every node in the store.
 
@@ -70,7 +74,8 @@ def query(
     that span, UTC ns. The instants are the controller's and are moved into each node's clock by the offset that the
     node stored; a node that stored none is taken to have the same clock, and says so. With clock="own" they are each
     node's own wall clock's, and with clock="readings" those of its readings, which nobody sets. A window with an edge
-    at an instant that was more than once, for the wall clock was set back, has no figure. Raises StoreError, and
+    at an instant that was more than once, for the wall clock was set back, has no figure. With `period_s`, after which
+    the load repeats, s, an event says where a part-time sensor may see it at one phase alone. Raises StoreError, and
     WindowError for a node that is not in the store and a span that ends before it starts.
     """
     require_order(start_ns, end_ns)
@@ -81,7 +86,9 @@ def query(
         own = [session for session in sessions if session.node == name]
         asked = _NodeQuery(store, own, (start_ns, end_ns), clock, is_alone=len(nodes) == 1)
         if asked.began:
-            found.append(asked.window(asked.baselines(baseline) if net or baseline else None))
+            window = asked.window(asked.baselines(baseline) if net or baseline else None)
+            resonances = () if period_s is None else tuple(asked.resonances(window, period_s))
+            found.append(replace(window, events=(*window.events, *resonances)))
     return found
 
 
@@ -91,13 +98,22 @@ def total(windows: Sequence[WindowEnergy]) -> EnergyComponent | None:
     return add_up(totals) if totals and len(totals) == len(windows) else None
 
 
-def to_json(windows: Sequence[WindowEnergy]) -> dict[str, object]:
-    """Return windows and their total as JSON types."""
+def to_json(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AMOUNTS) -> dict[str, object]:
+    """Return windows and their total as JSON types, with amounts at so much a kilowatt-hour of each sum, by name."""
+
+    def priced(component: EnergyComponent) -> dict[str, object]:
+        return {**asdict(component), **{name: amount_of(component.joules, amounts[name]) for name in amounts}}
+
     together = total(windows)
     return {
-        "windows": [window.to_json() for window in windows],
-        "total": None if together is None else asdict(together),
+        "windows": [{**window.to_json(), "components": [*map(priced, window.components)]} for window in windows],
+        "total": None if together is None else priced(together),
     }
+
+
+def amount_of(joules: float | None, per_kwh: float) -> float | None:
+    """Return what joules cost, or the grams of CO2 of them, at so much a kilowatt-hour; None where they are unknown."""
+    return None if joules is None else joules * per_kwh / _J_PER_KWH
 
 
 class _NodeQuery:
@@ -187,6 +203,13 @@ class _NodeQuery:
             clock_error_ns=error_ns if self._is_known else None,
             covered=tuple((self._at(begin), self._at(stop)) for begin, stop in covered_parts),
         )
+
+    def resonances(self, window: WindowEnergy, period_s: float) -> Iterator[Event]:
+        """Yield an event for each device whose sensor may see a load that repeats at one phase alone."""
+        for e in window.best:
+            known = self._channels.accuracies.get((e.node, e.device, e.domain, e.source))
+            if known and (how := known.resonance(period_s, (window.end_ns - window.start_ns) / NS)):
+                yield Event(window.start_ns, e.node, "load-resonates", f"{e.device} {e.source} {how}")
 
     def _covered(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Return the parts of a window that readings cover, cut where a counter started again."""

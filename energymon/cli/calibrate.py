@@ -80,6 +80,8 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
             raise SensorError(f"nothing on this host measures energy, and so nothing can be calibrated:{gaps}")
         if unknown := sorted(set(devices) - set(names)):
             raise OptionError(f"--device {', '.join(unknown)}: expected some of {', '.join(names)}")
+        # What cannot be stored is not worth minutes of load.
+        path = save_calibrations({})
         calibrations: list[SensorCalibration] = []
         failed: dict[str, str] = {}
         for target in targets:
@@ -100,13 +102,12 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
                     failed[" ".join(channel)] = str(error)
     finally:
         found.close()
-    calibrations = compared(calibrations)
-    path = save_calibrations({key_of(c.uuid or c.device, c.domain, c.source): c for c in calibrations})
-    if as_json:
-        print(json.dumps({"calibrations": [asdict(c) for c in calibrations], "failed": failed, "file": str(path)}))
-    else:
-        print("\n".join([*table_of(calibrations), *(f"failed: {why}" for why in failed.values())]))
-        print(f"stored in {path}")
+    calibrations = [replace(one, made_ns=time.time_ns()) for one in compared(calibrations)]
+    # Shown first: a disk may have become full meanwhile.
+    lines = [*table_of(calibrations), *(f"failed: {why}" for why in failed.values()), f"to be stored in {path}"]
+    shown = {"calibrations": [asdict(c) for c in calibrations], "failed": failed, "file": str(path)}
+    print(json.dumps(shown) if as_json else "\n".join(lines), flush=True)
+    save_calibrations({key_of(c.uuid, c.device, c.domain, c.source): c for c in calibrations})
     return 1 if failed or not calibrations else 0
 
 
@@ -117,7 +118,7 @@ def table_of(calibrations: Sequence[SensorCalibration]) -> list[str]:
         [
             c.device if c.domain in ("cpu", "gpu") else f"{c.device} {c.domain}",
             c.source,
-            f"{c.update_ms:.3g}",
+            c.update,
             _or_unknown(c.window_ms, ".3g"),
             _or_unknown(c.duty, ".0%"),
             _or_unknown(c.delay_ms, ".2g"),

@@ -44,11 +44,11 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     if not 0 <= seconds <= _MAX_S:
         raise OptionError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
     _say("host", [f"{platform.node()}, {platform.system()} {platform.release()}, {os.cpu_count()} CPUs"])
-    calibrations = load_calibrations()
+    lines: list[str] = []
+    calibrations = load_calibrations(lines.append)
     found = discover(config, interval_ns)
     try:
         shown: list[SensorPoint] = []
-        lines: list[str] = []
         unknown: list[str] = []
         for sensor in found.sensors:
             points, periods_ms = _poll(sensor)

@@ -75,23 +75,37 @@ def export(
     Raises OptionError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
+    columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
+    lines = _reading_lines if what == "readings" else _tuple_lines
+    rows = _rows(store, what, start_ns, end_ns, node)
+    return write_rows(rows, columns, out, format, lines(store, start_ns, end_ns, node))
+
+
+def write_rows(
+    rows: Iterator[Sequence[object]],
+    columns: dict[str, str],
+    out: Path | str,
+    format: Format | None,
+    lines: Iterable[str] = (),
+) -> int:
+    """Write rows of columns, which are described, to a file or "-", stdout, and return how many; or lines instead.
+
+    Without a format the suffix of the file names it. Raises OptionError when the file cannot be written.
+    """
     if not str(out) or not Path(out).name:
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
         if format not in FORMATS:
             raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
-    columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
-    lines = _reading_lines if what == "readings" else _tuple_lines
 
     def write(file: IO[bytes]) -> int:
         if format == "parquet":
-            return _write_parquet(_rows(store, what, start_ns, end_ns, node), file, columns)
+            return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        if format == "csv":
-            count = _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
-        else:
-            count = _write_lines(lines(store, start_ns, end_ns, node), text)
+        count = (
+            _write_csv(rows, text, columns) if format == "csv" else _count(text.write(f"{line}\n") for line in lines)
+        )
         text.detach()
         return count
 
@@ -99,7 +113,7 @@ def export(
         with _appearing(Path(out)) as file:
             return write(file)
     if format == "parquet":
-        raise OptionError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
+        raise OptionError("--out -: Parquet is not written to stdout; name a file, or take another --format")
     sys.stdout.flush()
     return write(sys.stdout.buffer)
 
@@ -153,19 +167,12 @@ def _tuple_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | Non
 def _write_csv(rows: Iterable[Sequence[object]], file: IO[str], columns: Iterable[str]) -> int:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    count = 0
-    for row in rows:
-        writer.writerow(row)
-        count += 1
-    return count
+    return _count(map(writer.writerow, rows))
 
 
-def _write_lines(lines: Iterable[str], file: IO[str]) -> int:
-    count = 0
-    for line in lines:
-        file.write(f"{line}\n")
-        count += 1
-    return count
+def _count(written: Iterable[object]) -> int:
+    """Take all items, which writes them, and return how many there were."""
+    return sum(1 for _ in written)
 
 
 def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:
@@ -188,7 +195,8 @@ def _type(column: str) -> pa.DataType:
 
     if column.endswith("_ns"):
         return pa.int64()
-    return pa.float64() if column == "joules" or "_energy" in column else pa.string()
+    floats = "joules", "_j", "_share", "_g", "cost", "_energy", "_energy_estimate"
+    return pa.float64() if column.endswith(floats) else pa.string()
 
 
 @contextmanager

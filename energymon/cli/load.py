@@ -21,15 +21,14 @@ _SIDE: Final = 4096
 _BURST_S: Final = 0.001
 """About how long the device is given work for at a time, so that an edge is no later than this."""
 _WARM_S: Final = 1.0
-_SPIN_NS: Final = 500_000
 
 Spans = Sequence[tuple[int, int]]
 
 
 def _wait_until(at_ns: int) -> None:
+    # Spinning until then would be load before its edge.
     while (left_ns := at_ns - time.monotonic_ns()) > 0:
-        if left_ns > _SPIN_NS:
-            time.sleep((left_ns - _SPIN_NS) / NS)
+        time.sleep(left_ns / NS)
 
 
 def _busy(spans: Spans, work: Callable[[], None]) -> list[tuple[int, int]]:

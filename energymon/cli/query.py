@@ -6,17 +6,18 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from energymon.agent.process import wait_until_read
 from energymon.analysis.attribution import EnergyComponent
 from energymon.analysis.integrate import Energy
-from energymon.analysis.query import WindowEnergy, query, to_json, total
+from energymon.analysis.query import NO_AMOUNTS, WindowEnergy, amount_of, query, to_json, total
 from energymon.analysis.sessions import stored_spans
-from energymon.clock.monotonic import NS, boot_ns, utc_text
+from energymon.cli.export import write_rows
+from energymon.clock.monotonic import LAST_NS, NS, boot_ns, duration_ns, utc_text
 from energymon.errors import OptionError
 from energymon.reading import ESTIMATE, Event
 from energymon.sampling.edges import Asker
@@ -24,12 +25,16 @@ from energymon.store import SqliteStore
 from joulefeed.table import Table, TableColumn, to_text
 
 _STATUS_UNKNOWN: Final = 3
-_LAST_NS: Final = 2**62
-"""The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 _NOW: Final = "now"
 _UNKNOWN: Final = "unknown"
 _MOST_PARTS: Final = 5
 _MOST_EVENTS: Final = 5
+_OF_EACH: Final = (
+    *("joules", "error_j", "edge_error_j", "clock_error_j", "accuracy_j", "interpolated_share"),
+    *("idle_j", "net_j", "net_error_j"),
+)
+COLUMNS: Final = ("node", "start_ns", "end_ns", "domain", "device", "source", "part", *_OF_EACH, "co2_g", "cost")
+"""Of `query --format csv` and parquet, in order."""
 _FIGURES: Final = ("J", "± J", "edge", "clock", "accuracy ± J", "interpolated")
 
 
@@ -49,21 +54,30 @@ def run_query(options: argparse.Namespace) -> int:
                 _await_now(store)
         else:
             spans = stored_spans(store, options.node or None)
-            last_ns = _duration_ns(options.last) if options.last else _LAST_NS
+            last_ns = duration_ns("--last", options.last) if options.last else LAST_NS
             asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
         net = options.net or baseline is not None
+        period_s = None if options.period_ms is None else options.period_ms / 1e3
         windows = [
             window
             for start_ns, end_ns, node, clock in asked
-            for window in query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock)
+            for window in query(
+                store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock, period_s=period_s
+            )
         ]
         began_ns = min((session.start_ns for session in store.sessions()), default=None)
-    if options.json:
-        print(json.dumps(to_json(windows)))
+    given = {"co2_g": options.co2_g_per_kwh, "cost": options.price_per_kwh}
+    amounts = {name: per_kwh for name, per_kwh in given.items() if per_kwh is not None}
+    form: Any = "json" if options.json else options.format or ("text" if options.out is None else None)
+    if form in ("json", "text") and options.out is not None:
+        raise OptionError(f"--out {options.out}: expected --format csv or parquet with it")
+    if form == "json":
+        print(json.dumps(to_json(windows, amounts)))
+    elif form == "text":
+        first = f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else ""
+        print(render(windows, amounts) + first)
     else:
-        print(
-            render(windows) + (f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else "")
-        )
+        write_rows(_rows(windows, amounts), dict.fromkeys(COLUMNS, ""), options.out or "-", form)
     known = any(component.joules is not None for window in windows for component in window.components)
     return 0 if known else _STATUS_UNKNOWN
 
@@ -79,18 +93,6 @@ def _await_now(store: SqliteStore) -> None:
             wait_until_read(store, session, boot_ns() + offset_ns, boot_ns(), None)
 
 
-def _duration_ns(text: str) -> int:
-    """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d."""
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    try:
-        duration_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
-    except (ValueError, OverflowError):
-        duration_ns = 0
-    if not 0 < duration_ns <= _LAST_NS:
-        raise OptionError(f"--last {text!r}: expected a duration, 60s, 5m, 2h or 1d")
-    return duration_ns
-
-
 def parse_instant(text: str) -> int:
     """Return UTC ns from an integer of ns, an ISO 8601 time, which is UTC without an offset, or now.
 
@@ -102,7 +104,7 @@ def parse_instant(text: str) -> int:
         instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
     except ValueError as error:
         raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
-    if not 0 <= instant_ns <= _LAST_NS:
+    if not 0 <= instant_ns <= LAST_NS:
         raise OptionError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
     return instant_ns
 
@@ -112,20 +114,40 @@ def _since_1970(moment: datetime) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
 
-def render(windows: Sequence[WindowEnergy]) -> str:
+def _rows(windows: Iterable[WindowEnergy], amounts: Mapping[str, float]) -> Iterator[list[object]]:
+    """Yield a row of COLUMNS for each domain of a window, its total, and each series.
+
+    The part is "sum", "summed" for a series that is in a sum, or "beside".
+    """
+    for window in windows:
+        found: list[EnergyComponent | Energy] = [*window.components, *window.energies]
+        for one in found:
+            row = {name: getattr(one, name) for name in _OF_EACH}
+            row |= {name: amount_of(one.joules, per_kwh) for name, per_kwh in amounts.items()}
+            row |= {name: getattr(window, name) for name in ("node", "start_ns", "end_ns")}
+            if isinstance(one, EnergyComponent):
+                row |= {"domain": one.name, "device": "", "source": ";".join(one.sources), "part": "sum"}
+            else:
+                part = "summed" if one in window.best else "beside"
+                row |= {"domain": one.domain, "device": one.device, "source": one.source, "part": part}
+            yield [row.get(name) for name in COLUMNS]
+
+
+def render(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AMOUNTS) -> str:
     """Return each node's components, then its series, then its agent's events; joules and their error bounds.
 
-    An estimate is named so in every line that contains one.
+    An estimate is named so in every line that contains one. `amounts` are grams of CO2 and price of a kilowatt-hour,
+    by their columns, co2_g and cost.
     """
     if not windows:
         return "no agent had started before the end of this window"
-    parts = [_window(window) for window in windows]
+    parts = [_window(window, amounts) for window in windows]
     if len(windows) > 1:
-        parts.append(_together(windows))
+        parts.append(_together(windows, amounts))
     return "\n\n".join(parts)
 
 
-def _window(window: WindowEnergy) -> str:
+def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
     lines = [
         f"{window.node}: {_utc(window.start_ns)} to {_utc(window.end_ns)}, "
         f"{(window.end_ns - window.start_ns) / NS:.6f} s, {_clock(window)}; "
@@ -134,7 +156,7 @@ def _window(window: WindowEnergy) -> str:
     if not window.energies:
         lines.append("  no series covers this window")
     lines += _covered(window)
-    lines += _components(window.components, net=window.is_net)
+    lines += _components(window.components, amounts, net=window.is_net)
     lines += [f"  disagree: {text}" for text in window.disagreements]
     if window.energies:
         lines.append("")
@@ -197,11 +219,11 @@ def _no_baseline(window: WindowEnergy) -> Iterator[str]:
         )
 
 
-def _together(windows: Sequence[WindowEnergy]) -> str:
+def _together(windows: Sequence[WindowEnergy], amounts: Mapping[str, float]) -> str:
     head = f"all {len(windows)} nodes:"
     if (together := total(windows)) is None:
         return f"{head} {_UNKNOWN}: a node has no figure"
-    return "\n".join([head, *_components([together], net=windows[0].is_net)])
+    return "\n".join([head, *_components([together], amounts, net=windows[0].is_net)])
 
 
 def _clock(window: WindowEnergy) -> str:
@@ -215,8 +237,9 @@ def _clock(window: WindowEnergy) -> str:
             return "clock offset unknown, taken as 0"
 
 
-def _components(components: Sequence[EnergyComponent], *, net: bool) -> list[str]:
+def _components(components: Sequence[EnergyComponent], amounts: Mapping[str, float], *, net: bool) -> list[str]:
     head: list[TableColumn | str] = ["", *_FIGURES, *(["idle J", "net J", "± J"] if net else [])]
+    head += ["g CO2" if name == "co2_g" else name for name in amounts]
     rows = []
     for c in components:
         source = "+".join(c.sources) or "none"
@@ -227,6 +250,7 @@ def _components(components: Sequence[EnergyComponent], *, net: bool) -> list[str
         cells = [c.name, *_figures(c)]
         if net:
             cells += [_j(c.idle_j), _j(c.net_j), _bound(c.net_error_j, c.net_j)]
+        cells += [_UNKNOWN if c.joules is None else f"{amount_of(c.joules, amounts[name]):.4g}" for name in amounts]
         rows.append([*cells, source])
     return _table(head, rows) if rows else []
 

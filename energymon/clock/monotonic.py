@@ -9,14 +9,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from energymon.errors import OptionError
+
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
+LAST_NS: Final = 2**62
+"""The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 
 _GOOD_BRACKET_NS: Final = 20_000
 UNNOTICED_NS: Final = 100_000
 """A wall clock this close to where it should be was not set."""
 _ATTEMPTS: Final = 5
 _64_BITS: Final = 2**64 - 1
+
+
+def duration_ns(option: str, text: str) -> int:
+    """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d; raises OptionError."""
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    try:
+        found_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
+    except (ValueError, OverflowError):
+        found_ns = 0
+    if not 0 < found_ns <= LAST_NS:
+        raise OptionError(f"{option} {text!r}: expected a duration, 60s, 5m, 2h or 1d")
+    return found_ns
 
 
 def tick_at(utc_ns: int, interval_ns: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
-from energymon.clock.monotonic import NS, Clock
+from energymon.clock.monotonic import LAST_NS, NS, Clock
 from energymon.clock.offsets import CONTROLLER
 from energymon.errors import ClockError, OptionError
 from energymon.reading import ClockOffset
@@ -27,8 +27,6 @@ _REPLY: Final = struct.Struct("!8s8sqq")
 """Magic, the request's nonce, UTC ns when it was received and when this was sent."""
 _MAGIC: Final = b"joulclk1"
 _LARGEST: Final = 512
-_LAST_NS: Final = 2**62
-"""Of the year 2116."""
 _FARTHEST_NS: Final = 100 * 366 * 86_400 * NS
 _PORTS: Final = 65_536
 
@@ -157,7 +155,7 @@ def _offset(peer: str, node: str, sent_ns: int, received_ns: int, answered_ns: i
     offset_ns = ((received_ns - sent_ns) + (answered_ns - got_ns)) // 2
     # Rounded up, as halves of a nanosecond are lost here and in the offset.
     error_ns = ((got_ns - sent_ns) - (answered_ns - received_ns)) // 2 + 1
-    if not (0 <= received_ns <= answered_ns <= _LAST_NS and abs(offset_ns) <= _FARTHEST_NS):
+    if not (0 <= received_ns <= answered_ns <= LAST_NS and abs(offset_ns) <= _FARTHEST_NS):
         raise ClockError(
             f"{peer}: the clock there has impossible times, {received_ns} to {answered_ns} (UTC ns); expected "
             "1970 to 2116 and less than a century from this host's: set that host's clock, or name another peer"

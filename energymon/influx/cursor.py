@@ -26,7 +26,7 @@ from energymon.database import connect, store_error, transaction
 from energymon.errors import StoreError
 from energymon.influx import lineprotocol as lines_of
 from energymon.reading import LAG_S, WHOLES, EpochMark, Event, Session
-from energymon.store import SqliteStore, columns
+from energymon.store import OF_NODE, PATIENCE_NS, SqliteStore, columns, delete_oldest
 from joulefeed.closing import Closing
 
 _BATCH_LINES: Final = 4_000
@@ -39,17 +39,13 @@ _TRIM_FROM: Final = 0.9
 _TRIM_TO: Final = 0.8
 """Parts of the limit at which acknowledged readings begin and cease to be deleted."""
 _WAL_BYTES: Final = 8_000_000
-_PATIENCE_NS: Final = 30 * NS
-"""A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain. An
-agent that starts later than this after another one begins a sum of its own."""
 _END_OF_TIME_NS: Final = 2**63 - 1
 _OPENED: Final = "opened"
 """Kind in the table `sent` from which an agent sees that late readings are to be noted."""
-_OF_NODE: Final = "series_id IN (SELECT id FROM series WHERE node = ?)"
 _READINGS: Final = f"""SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings
-    WHERE tick_ns > ? AND {_OF_NODE} ORDER BY tick_ns, series_id LIMIT ?"""  # noqa: S608
+    WHERE tick_ns > ? AND {OF_NODE} ORDER BY tick_ns, series_id LIMIT ?"""  # noqa: S608
 _LATE: Final = f"""SELECT r.tick_ns, r.series_id, r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns
-    FROM late JOIN readings r USING (tick_ns, series_id) WHERE r.{_OF_NODE} LIMIT ?"""  # noqa: S608
+    FROM late JOIN readings r USING (tick_ns, series_id) WHERE r.{OF_NODE} LIMIT ?"""  # noqa: S608
 _TICKS: Final = """SELECT first_ns, last_ns, max(interval_ns, 1), missed FROM ticks WHERE node = ? AND last_ns > ?
     ORDER BY first_ns"""
 _LATEST: Final = """SELECT (SELECT tick_ns FROM readings WHERE series_id = s.id AND tick_ns BETWEEN ? AND ?
@@ -133,7 +129,7 @@ class StoreCursor(Closing):
 
     def unsent(self) -> int:
         """Return how many readings have not been acknowledged."""
-        count = f"SELECT count(*) FROM readings WHERE tick_ns > ? AND {_OF_NODE}"  # noqa: S608
+        count = f"SELECT count(*) FROM readings WHERE tick_ns > ? AND {OF_NODE}"  # noqa: S608
         with self._reading():
             (found,) = self._db.execute("SELECT count(*) FROM late").fetchone()
             for (node,) in self._db.execute("SELECT DISTINCT node FROM series").fetchall():
@@ -212,11 +208,11 @@ class StoreCursor(Closing):
             if first_ns is None:
                 continue
             # The counters have the joules between two agents: one goes on where the tuples of the one before it end.
-            goes_on = sent_ns is not None and first_ns - sent_ns <= _PATIENCE_NS
+            goes_on = sent_ns is not None and first_ns - sent_ns <= PATIENCE_NS
             start_ns = tick_at(sent_ns if goes_on and sent_ns is not None else first_ns, session.interval_ns)
             over = last or session.end_ns is not None or i + 1 < len(sessions)
             settle_ns = _settle_ns(session)
-            found = self._db.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
+            found = self._db.execute(_LATEST, (last_ns - PATIENCE_NS, last_ns, node)).fetchall()
             latest = [t_ns for (t_ns,) in found if t_ns is not None] or [0]
             # At the end of a session, a sensor that was lost before it is not waited for.
             edge = max if over and max(latest) - min(latest) > NS else min
@@ -282,27 +278,7 @@ class StoreCursor(Closing):
     def _delete_some(self) -> bool:
         """Delete the oldest acknowledged readings of a node, a few thousand; return whether there were any."""
         with self._transaction():
-            (late_ns,) = self._db.execute("SELECT min(tick_ns) FROM late").fetchone()
-            for (node,) in self._db.execute("SELECT DISTINCT node FROM series").fetchall():
-                last_ns = min(self._sent.get(f"{kind} {node}", 0) for kind in ("readings", "tuples"))
-                # Tuples that are to come depend on earlier readings.
-                last_ns = min(last_ns, late_ns or last_ns) - _PATIENCE_NS
-                cut = self._db.execute(
-                    f"SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings WHERE tick_ns <= ? AND {_OF_NODE}"  # noqa: S608
-                    " ORDER BY tick_ns LIMIT ?)",
-                    (last_ns, node, _TRIM_ROWS),
-                ).fetchone()[0]
-                if cut is None:
-                    continue
-                self._db.execute(f"DELETE FROM readings WHERE tick_ns <= ? AND {_OF_NODE}", (cut, node))  # noqa: S608
-                self._db.execute(
-                    "UPDATE ticks SET first_ns = first_ns + ((?1 - first_ns) / interval_ns + 1) * interval_ns"
-                    " WHERE first_ns <= ?1 AND last_ns > ?1 AND node = ?2",
-                    (cut, node),
-                )
-                self._db.execute("DELETE FROM ticks WHERE last_ns <= ? AND node = ?", (cut, node))
-                return True
-        return False
+            return delete_oldest(self._db, _END_OF_TIME_NS, _TRIM_ROWS)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

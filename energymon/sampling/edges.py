@@ -59,8 +59,11 @@ def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:
 class EdgeListener:
     """The agent's end. Its methods may be called from any thread, `serve` from one at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Listen at `path`, replacing what a dead agent left there; raises OSError where that cannot be."""
+    def __init__(self, path: Path, group: int | None = None) -> None:
+        """Listen at `path`, replacing what a dead agent left there, to the owner and to a group, by its id, if given.
+
+        Raises OSError where that cannot be.
+        """
         self.path = path
         """Where the socket is, which moves with the store."""
         self._lock = threading.Lock()
@@ -73,6 +76,9 @@ class EdgeListener:
             path.unlink(missing_ok=True)
             with _short(path) as name:
                 self._socket.bind(name)
+                os.chown(name, -1, -1 if group is None else group)
+                # Who may write may connect, once somebody listens.
+                Path(name).chmod(0o600 if group is None else 0o660)
             self._socket.listen(_MAX_PROGRAMS)
         except OSError:
             self._socket.close()

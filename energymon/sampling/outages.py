@@ -24,22 +24,23 @@ class Jitter:
     def __init__(self) -> None:
         self._late_ns: deque[int] = deque(maxlen=_TICKS)
         self._skew_ns: deque[int] = deque(maxlen=_TICKS)
-        self._ticks = 0
-        self._missed = 0
+        self.ticks = 0
+        """How many were sampled."""
+        self.missed = 0
 
     def add(self, late_ns: int, skew_ns: int) -> None:
         """Take a tick: from the tick to its first sample, and from there to the end of its last, ns."""
         self._late_ns.append(late_ns)
         self._skew_ns.append(skew_ns)
-        self._ticks += 1
+        self.ticks += 1
 
     def miss(self, ticks: int) -> None:
         """Take ticks that no sample was taken at."""
-        self._missed += ticks
+        self.missed += ticks
 
     def summary(self) -> dict[str, float | int]:
         """Return quantiles of both, µs, and how many ticks were sampled and missed."""
-        found: dict[str, float | int] = {"ticks": self._ticks, "missed": self._missed}
+        found: dict[str, float | int] = {"ticks": self.ticks, "missed": self.missed}
         for name, values_ns in (("late", sorted(self._late_ns)), ("skew", sorted(self._skew_ns))):
             if values_ns:
                 for quantile, label in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):

@@ -36,6 +36,9 @@ _BACKLOG: Final = 20_000
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
 
+_FORGET_ROWS: Final = 5_000
+"""Old readings that are deleted before a commit, at least."""
+
 
 @dataclass(slots=True)
 class _TickContent:
@@ -72,6 +75,7 @@ class StoreWriter:
         on_failure: Callable[[BaseException], None],
         on_event: Callable[[Event], None],
         limit_bytes: int | None = None,
+        keep_ns: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Take what to decode and where it is stored; nothing starts yet.
@@ -85,6 +89,7 @@ class StoreWriter:
             on_failure: Called with the exception that ends the thread.
             on_event: Called with each event that is stored.
             limit_bytes: Size of the store above which most ticks are given up, bytes; default none.
+            keep_ns: Age at which readings are deleted, ns; default never.
             clock: The clock of the ticks; default a new one.
         """
         self._store = store
@@ -97,6 +102,9 @@ class StoreWriter:
         self._source: Monitor | None = None
         self._problem = False
         self._limit_bytes = limit_bytes
+        self._keep_ns = keep_ns
+        # A sender notes in the store that it is there as soon as it starts.
+        self._forget_due_ns = time.monotonic_ns() + _FULL_NS
         self._clock = clock or Clock()
         self._now_ns = self._clock.now_ns
         self._queue: deque[Iterable[Record | News]] = deque()
@@ -277,6 +285,7 @@ class StoreWriter:
                 message = f"{before}: was moved to {self._store.path}, and readings go there"
                 self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-moved", message)]))
             self._heed_limit()
+            self._forget()
             self._store.append_rows(
                 [row for batch in self._backlog for row in batch.rows],
                 [tick for batch in self._backlog for tick in batch.ticks],
@@ -325,6 +334,14 @@ class StoreWriter:
                 self._kept_ns = now_ns
                 whole = [*self._backlog[:1], *(batch for batch in whole if batch is not self._backlog[0])]
             self._backlog[:] = whole
+
+    def _forget(self) -> None:
+        """Delete some of the readings that are too old, more than come in, while there are any."""
+        if self._keep_ns is None or time.monotonic_ns() < self._forget_due_ns:
+            return
+        most_rows = max(_FORGET_ROWS, 2 * sum(len(batch.rows) for batch in self._backlog))
+        if not self._store.forget(self._now_ns() - self._keep_ns, most_rows):
+            self._forget_due_ns = time.monotonic_ns() + _FULL_NS
 
     def _bound_backlog(self) -> None:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:

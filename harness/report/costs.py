@@ -9,6 +9,7 @@ from typing import Final
 
 import pandas as pd
 
+from energymon import amount_of
 from harness.report.intervals import Ratio
 from harness.report.labels import (
     UNKNOWN,
@@ -28,7 +29,6 @@ from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.results.reader import Results
 from joulefeed.table import Table, TableColumn
 
-_J_PER_KWH: Final = 3.6e6
 _AT_WALL: Final = "GB/J at the wall"
 _MEASURED: Final[Mapping[str, tuple[str, Callable[[float], str], str]]] = {
     "CPU user, ms a sample": ("cpu_user_s", lambda value: significant(1e3 * value), "samples"),
@@ -155,7 +155,7 @@ def _is_gross(row: EpochRow) -> bool:
 
 
 def _read_amount(per_kwh: float, row: EpochRow) -> float | None:
-    return None if row.drawn_j is None else row.drawn_j * per_kwh / _J_PER_KWH
+    return amount_of(row.drawn_j, per_kwh)
 
 
 def _write_joules(value: float | None) -> str:

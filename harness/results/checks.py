@@ -479,14 +479,16 @@ def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
     energy, events = epoch.data.cell.energy, epoch.list_energy_events()
     unread = [f"not readable: {one.device} {one.domain} ({one.reason})" for one in energy.unreadable]
     unread += [f"lost: {event.message}" for event in events if event.kind == "sensor-lost"]
+    unread += _list_resonances(epoch)
     died = [event.message for event in events if event.kind in ("agent-died", "agent-back")]
-    every = "every part of the host that was found is read, or else its domain and the total are unknown"
     alike = "sources of the same joules, and parts and their whole, differ by no more than their bounds and 10 %"
     unlike = epoch.row.disagreements
     if energy.series or epoch.data.cell.hosts:
         yield epoch.check("meters", alike, unlike or "none contradicts another", not unlike)
     else:
         yield epoch.check("meters", alike, NO_SENSOR, NOT_APPLICABLE)
+    every = "every part of the host that was found is read, or else its domain and the total are unknown; "
+    every += "no sensor that samples a part of the time resonates with the steps"
     for rule, expected, found, otherwise in (
         ("sensors", every, unread, "none unreadable"),
         ("energy_agent", "the energy agent samples throughout", died, "it did"),
@@ -495,6 +497,18 @@ def _check_energy(epoch: _JudgedEpoch) -> Iterable[Check]:
             yield epoch.check(rule, expected, NO_SENSOR, NOT_APPLICABLE)
         else:
             yield epoch.warn(rule, expected, "; ".join(found), otherwise)
+
+
+def _list_resonances(epoch: _JudgedEpoch) -> list[str]:
+    """List the series that are summed and whose sensor may see all steps of the epoch at one phase."""
+    row, ranks = epoch.row, epoch.data.batches[epoch.row.epoch].of_ranks()
+    period_s = row.duration_s / max(1, len(ranks[0].step_s))
+    return [
+        f"{one.device} {one.source} {how}"
+        for one in epoch.data.cell.energy.series
+        if one.accuracy is not None and f"{one.domain}={one.source}" in row.energy_source.split(";")
+        if (how := one.accuracy.resonance(period_s, row.duration_s))
+    ]
 
 
 def _check_clock(epoch: _JudgedEpoch) -> Check:

@@ -5,13 +5,17 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import energymon
+from energymon import Reading, SqliteStore
+from energymon.analysis import accuracy, calibration
 from energymon.analysis.accuracy import (
+    Accuracy,
     SensorCalibration,
     accuracy_of,
     calibration_of,
@@ -23,9 +27,9 @@ from energymon.analysis.accuracy import (
 from energymon.analysis.attribution import channels_of, energy_of
 from energymon.analysis.calibration import Look, calibrate, compared
 from energymon.cli import calibrate as command
+from energymon.cli import load
 from energymon.cli.doctor import doctor
 from energymon.errors import OptionError, SensorError, StoreError
-from energymon.reading import Reading
 from energymon.sensors.discover import SensorConfig
 from joulefeed.child import Child
 
@@ -208,7 +212,7 @@ def test_windows_have_the_accuracy_that_the_agent_knew_when_it_started():
     counter, power = compared([Board(0.1, 0.1).calibrated("nvml-counter"), Board(0.1, 0.1).calibrated()])
     channel = {"device": "gpu-0", "domain": "gpu", "lag_s": 0.1, "model": ABOUT[0], "uuid": "GPU-1"}
     sensor = {"driver": "580", "channels": [{**channel, "source": c.source} for c in (counter, power)]}
-    known = {key_of("GPU-1", "gpu", c.source): c for c in (counter, power)}
+    known = {key_of("GPU-1", "gpu-0", "gpu", c.source): c for c in (counter, power)}
     described = json.loads(json.dumps({"sensors": [with_accuracy(sensor, known, TICK_NS)]}))
     readings = [Reading(k * S, k * S, "n", "gpu-0", "gpu", "nvml-counter", 300.0 * k) for k in range(12)]
     found = energy_of(readings, channels_of(described, "n"), S, 11 * S, S)
@@ -222,11 +226,11 @@ def test_windows_have_the_accuracy_that_the_agent_knew_when_it_started():
 
 def test_calibrations_are_kept_by_device_and_driver(tmp_path, monkeypatch):
     monkeypatch.setenv("ENERGYMON_STATE", str(tmp_path / "state"))
-    assert load_calibrations() == {}
+    assert load_calibrations(pytest.fail) == {}
     counter, power = Board(0.1, 0.1).calibrated("nvml-counter"), Board(0.1, 0.1).calibrated()
-    save_calibrations({key_of("GPU-1", "gpu", "nvml-counter"): counter})
-    path = save_calibrations({key_of("GPU-1", "gpu", "nvml-power"): power})
-    stored = load_calibrations()
+    save_calibrations({key_of("GPU-1", "gpu-0", "gpu", "nvml-counter"): counter})
+    path = save_calibrations({key_of("GPU-1", "gpu-0", "gpu", "nvml-power"): power})
+    stored = load_calibrations(pytest.fail)
     assert sorted(one.source for one in stored.values()) == ["nvml-counter", "nvml-power"]
     assert [entry.name for entry in path.parent.iterdir()] == ["calibrations.json"]
     channel = {"device": "gpu-3", "domain": "gpu", "source": "nvml-power", "uuid": "GPU-1"}
@@ -234,8 +238,159 @@ def test_calibrations_are_kept_by_device_and_driver(tmp_path, monkeypatch):
     assert calibration_of(stored, {"driver": "590"}, channel) is None
     assert calibration_of(stored, {"driver": "580"}, {**channel, "uuid": "GPU-2"}) is None
     path.write_text("{")
+    said = []
+    assert load_calibrations(said.append) == {}
+    assert "remove it" in said[0]
     with pytest.raises(StoreError, match="remove it"):
-        load_calibrations()
+        save_calibrations(stored)
+
+
+def test_a_processor_is_known_by_its_host_too_for_a_home_may_be_shared(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENERGYMON_STATE", str(tmp_path))
+    found = replace(Board(0.1, 0.1).calibrated(), uuid="")
+    channel = {"device": "package-0", "domain": "cpu", "source": "rapl-perf"}
+    save_calibrations({key_of("", **channel): found})
+    assert calibration_of(load_calibrations(pytest.fail), {}, channel) == found
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert calibration_of(load_calibrations(pytest.fail), {}, channel) is None
+
+
+def test_the_newest_calibration_counts_whoever_made_it_and_a_user_keeps_no_copy_of_roots(tmp_path, monkeypatch):
+    monkeypatch.delenv("ENERGYMON_STATE")
+    monkeypatch.setattr(accuracy, "_SHARED", tmp_path / "root")
+    one = Board(0.1, 0.1).calibrated()
+
+    def save(folder, made_ns, *devices):
+        monkeypatch.setattr(accuracy, "state_folder", lambda: tmp_path / folder)
+        return save_calibrations({device: replace(one, made_ns=made_ns) for device in devices})
+
+    save("root", 1, "a", "b")
+    path = save("user", 2, "a")
+    assert list(json.loads(path.read_text())["calibrations"]) == ["a"]
+    save("root", 3, "b")
+    monkeypatch.setattr(accuracy, "state_folder", lambda: tmp_path / "user")
+    assert {key: c.made_ns for key, c in load_calibrations(pytest.fail).items()} == {"a": 2, "b": 3}
+    save("root", 4, "a")
+    save("user", 2, "c")
+    assert load_calibrations(pytest.fail)["a"].made_ns == 4
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_load_runs(tmp_path, monkeypatch, plant):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ENERGYMON_STATE", str(tmp_path / "file" / "state"))
+    monkeypatch.setattr(command, "_watched", lambda target: pytest.fail("the load was run"))
+    with plant("amd-one-socket").running() as tree, pytest.raises(OSError, match="Not a directory"):
+        command.run_calibrate(SensorConfig(sysfs=tree.root), ["cpu"], None, as_json=True)
+
+
+def test_what_was_found_is_shown_where_it_cannot_be_stored_any_more(tmp_path, monkeypatch, plant, capsys):
+    monkeypatch.setenv("ENERGYMON_STATE", str(tmp_path / "state"))
+    looks = Board(0.1, 0.1).looks(counts=True)
+
+    def watched(target):
+        (tmp_path / "state" / "calibrations.json").write_text("{")
+        return {channel: looks for channel in target.channels}, command.spans_from(ORIGIN_NS)
+
+    monkeypatch.setattr(command, "_watched", watched)
+    with plant("amd-one-socket").running() as tree, pytest.raises(StoreError, match="remove it"):
+        command.run_calibrate(SensorConfig(sysfs=tree.root), ["cpu"], None, as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)["calibrations"]
+    assert found["update_ms"] == pytest.approx(100, rel=0.05)
+
+
+def test_doctor_says_that_a_calibration_file_is_damaged_and_goes_on(tmp_path, monkeypatch, plant, capsys):
+    monkeypatch.setenv("ENERGYMON_STATE", str(tmp_path))
+    (tmp_path / "calibrations.json").write_text("{")
+    with plant("amd-one-socket").running() as tree:
+        assert doctor(SensorConfig(sysfs=tree.root), TICK_NS, 0) == 0
+    told = capsys.readouterr().out
+    assert "holds no calibrations" in told
+    assert "package-0" in told
+
+
+def test_a_slow_value_of_a_fast_zone_is_fitted_with_few_averages(monkeypatch):
+    """The mean of two seconds of a register of 5 ms is no mean of 400 windows, each with a share of its own."""
+    taken = []
+    real = calibration._residuals
+    monkeypatch.setattr(
+        calibration, "_residuals", lambda model, *more: taken.append(model.samples) or real(model, *more)
+    )
+    found = Board(0.005, 2.0).calibrated("nvml-counter", read_s=0.0017, call_s=1e-5)
+    assert found.window_ms == pytest.approx(2000, rel=0.05)
+    assert found.duty == 1
+    assert max(taken) <= 41
+
+
+def test_a_sensor_that_is_faster_than_its_reader_is_not_given_the_readers_period():
+    slow, fast = Board(0.1, 0.1).calibrated(read_s=0.02), Board(0.004, 0.004).calibrated(read_s=0.02)
+    assert slow.update == "100"
+    assert fast.update.startswith("≤ 2")
+    assert "updated every ≤ 2" in str(fast)
+
+
+def test_power_over_missed_ticks_may_have_been_anything_between_idle_and_busy():
+    power = Board(0.1, 0.1).calibrated()
+    known = accuracy_of("nvml-power", power.model, power, TICK_NS)
+    assert known.error_j(100, 2 * S, 0.5) - known.error_j(100, 2 * S) == pytest.approx(
+        power.swing_w - known.unseen_w, rel=0.01
+    )
+    counter, _ = compared([Board(0.1, 0.1).calibrated("nvml-counter"), power])
+    counted = accuracy_of("nvml-counter", counter.model, counter, TICK_NS)
+    assert counted.error_j(100, 2 * S, 0.5) == counted.error_j(100, 2 * S), "a counter carries what was missed"
+
+
+def test_a_rhythm_that_is_called_harmless_is_seen_at_all_phases():
+    """Loads of 73 to 210 ms, busy for a quarter of each period, seen for 25 of each 100 ms in windows of 2 to 20 s."""
+    known = Accuracy(0.05, 240.0, 0.0, "", update_s=0.1)
+    assert known.resonance(0.1, 60)
+    assert known.resonance(0.2, 60)
+    assert not Accuracy(0.05, 0.0, 0.0, "").resonance(0.1, 60), "it samples all of the time"
+    random = np.random.default_rng(5)
+    wrong = {True: [], False: []}
+    for _ in range(400):
+        period_s, span_s, begin_s = random.uniform(0.073, 0.21), random.uniform(2, 20), random.uniform(0, 0.2)
+        starts = ORIGIN_NS + ((begin_s + np.arange(0, 25, period_s)) * S).astype(np.int64)
+        board = Board(0.1, 0.025, spans=[(int(t), int(t + period_s * S / 4)) for t in starts])
+        at_s, watts = board.updates(begin_s + span_s)
+        first = int(begin_s / 0.1) + 2
+        true_j = board.true_j(at_s[first], at_s[-1])
+        wrong[bool(known.resonance(period_s, span_s))].append(abs(watts[first + 1 :].sum() * 0.1 - true_j) / span_s)
+    assert len(wrong[True]) > 20
+    # W, of a swing of 320 W.
+    assert max(wrong[True]) > 60
+    assert np.median(wrong[True]) > 20
+    assert max(wrong[False]) < 40
+    assert np.median(wrong[False]) < 3
+
+
+def test_a_window_says_that_its_rhythm_resonates_with_a_part_time_sensor(tmp_path):
+    power = Board(0.1, 0.025).calibrated()
+    channel = {
+        "device": "gpu-0",
+        "domain": "gpu",
+        "source": "nvml-power",
+        "lag_s": 0.1,
+        "model": ABOUT[0],
+        "uuid": "GPU-1",
+    }
+    known = {key_of("GPU-1", "gpu-0", "gpu", "nvml-power"): power}
+    described = with_accuracy({"driver": "580", "channels": [channel]}, known, TICK_NS)
+    with SqliteStore.create(tmp_path / "e.sqlite") as store:
+        store.begin_session("n", 0, TICK_NS, {"sensors": [described]})
+        store.append(
+            [Reading(k * TICK_NS, k * TICK_NS, "n", "gpu-0", "gpu", "nvml-power", 30.0 * k) for k in range(200)]
+        )
+        for period_s, kinds in ((0.1, ["load-resonates"]), (0.0627, []), (None, [])):
+            (window,) = energymon.query(store, 2 * S, 18 * S, period_s=period_s, clock="readings")
+            assert [event.kind for event in window.events] == kinds
+
+
+def test_a_load_begins_at_its_edge_and_not_while_it_waits_for_it(monkeypatch):
+    slept = []
+    monkeypatch.setattr(load.time, "monotonic_ns", lambda: round(sum(slept) * S))
+    monkeypatch.setattr(load.time, "sleep", slept.append)
+    load._wait_until(5_000_000)
+    assert slept == [0.005]
 
 
 @pytest.mark.process
@@ -277,7 +432,7 @@ def test_the_command_calibrates_a_processor_whose_counter_follows_the_load(tmp_p
     (found,) = (SensorCalibration(**one) for one in said["calibrations"])
     assert (found.device, found.domain, found.source) == ("package-0", "cpu", "rapl-powercap")
     assert (found.idle_w, found.busy_w) == pytest.approx((20, 80), rel=0.1)
-    assert list(load_calibrations().values()) == [found]
+    assert list(load_calibrations(pytest.fail).values()) == [found]
     raw = np.load(tmp_path / "raw" / "cpu.npz")
     assert len(raw["load"]) == len(spans)
     assert raw["package-0 cpu rapl-powercap"].shape[1] == 3
@@ -285,7 +440,8 @@ def test_the_command_calibrates_a_processor_whose_counter_follows_the_load(tmp_p
 
 @pytest.mark.gpu
 @pytest.mark.process
-def test_counter_and_power_agree_over_a_known_load_of_a_real_board():
+def test_counter_and_power_agree_over_a_known_load_of_a_real_board(monkeypatch):
+    monkeypatch.delenv("ENERGYMON_STATE")
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
@@ -309,6 +465,7 @@ def test_counter_and_power_agree_over_a_known_load_of_a_real_board():
     for source in ("nvml-power", "nvml-power-average"):
         if source in energies:
             assert energies[source].joules == pytest.approx(counter.joules, rel=0.1, abs=counter.error_j)
-    stored = [one for one in load_calibrations().values() if (one.device, one.source) == ("gpu-0", "nvml-counter")]
-    for one in stored:
+    uuids = {c["uuid"] for sensor in agent.sensors for c in sensor["channels"] if c["device"] == "gpu-0"}
+    stored = load_calibrations(pytest.fail).values()
+    for one in (one for one in stored if one.uuid in uuids and one.source == "nvml-counter"):
         assert counter.joules == pytest.approx(one.busy_w * busy.duration_s, rel=0.15, abs=counter.error_j)

@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from energymon import Reading, SqliteStore
+from energymon import Reading, SqliteStore, Ticks
 from energymon.__main__ import main
 
 REPO = Path(__file__).parents[2]
@@ -160,3 +161,56 @@ def test_a_store_on_a_full_disk_is_read(store, tmp_path):
         pytest.skip(f"no disk of its own here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     assert "20.000" in done.stdout
+
+
+def test_sessions_lists_each_run_of_an_agent_with_its_sources_and_gaps(tmp_path, capsys):
+    path = tmp_path / "energy.sqlite"
+    sensors = [
+        {"channels": [{"device": "gpu-0", "domain": "gpu", "source": s} for s in ("nvml-power", "nvml-counter")]}
+    ]
+    with SqliteStore.create(path) as store:
+        first = store.begin_session("b", 1000 * MS, 100 * MS, {"sensors": sensors})
+        runs = ((10, 20, False), (30, 5, True), (35, 5, False))
+        store.append([], [Ticks(k * 100 * MS, "b", missed, count, 100 * MS) for k, count, missed in runs])
+        store.end_session(first, 4000 * MS, 0.1)
+        store.begin_session("b", 5000 * MS, 50 * MS, {})
+        store.append([], [Ticks(5000 * MS, "b", False, 10, 50 * MS)])
+        store.begin_session("a", 0, 100 * MS, {})
+    assert main(["sessions", "--store", str(path), "--json"]) == 0
+    a, one, two = json.loads(capsys.readouterr().out)
+    assert (a["node"], a["begin_ns"], a["end_ns"], a["is_ended"]) == ("a", None, None, False)
+    assert one == {
+        "node": "b",
+        "begin_ns": 1000 * MS,
+        "end_ns": 3900 * MS,
+        "is_ended": True,
+        "interval_ms": 100,
+        "sources": ["nvml-counter", "nvml-power"],
+        "missed_ticks": 5,
+        "gaps": [[3000 * MS, 3400 * MS]],
+    }
+    assert (two["begin_ns"], two["end_ns"], two["gaps"]) == (5000 * MS, 5450 * MS, [])
+    assert main(["sessions", "--store", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "nvml-counter+nvml-power" in told
+    assert "0.5" in told
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_query_as_a_table_has_a_row_for_each_sum_and_series_with_their_co2_and_cost(store, tmp_path, capsys, form):
+    argv = ["query", "--store", str(store), "--start", "0", "--end", "1970-01-01T00:00:04"]
+    argv += ["--co2-g-per-kwh", "400", "--price-per-kwh", "0.3"]
+    out = tmp_path / f"q.{form}"
+    assert main([*argv, "--out", str(out)]) == 0
+    frame = pd.read_csv(out) if form == "csv" else pd.read_parquet(out)
+    assert list(frame["part"]) == ["sum", "sum", "summed"]
+    assert list(frame["domain"]) == ["cpu", "total", "cpu"]
+    assert frame["joules"].tolist() == pytest.approx([80] * 3)
+    assert frame["co2_g"].tolist() == pytest.approx([80 / 3.6e6 * 400] * 3)
+    assert frame["cost"].tolist() == pytest.approx([80 / 3.6e6 * 0.3] * 3)
+    assert frame["accuracy_j"].isna().all()
+    assert main([*argv, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"]["co2_g"] == pytest.approx(80 / 3.6e6 * 400)
+    assert main(argv) == 0
+    assert "g CO2" in capsys.readouterr().out
+    assert main([*argv, "--json", "--out", str(out)]) == 2

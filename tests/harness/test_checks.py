@@ -301,6 +301,15 @@ def test_what_spoils_joules_alone_warns_and_leaves_the_row_valid(rule, cell, sto
     assert judged(stored())[1][rule] == "pass"
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(1, "warn"), (2, "warn"), (0.2, "pass"), (0, "pass")])
+def test_a_sensor_that_samples_part_time_in_step_with_the_steps_is_warned_of(share, verdict, stored):
+    steps = len(stored().batches[1].step_s)
+    known = {"share": 0.05, "unseen_w": 200.0, "edge_j": 0.0, "origin": "", "update_s": share * 4 / steps}
+    series = [{"device": "package-0", "domain": "cpu", "source": "rapl-powercap", "accuracy": known}]
+    valid, rules = judged(change(stored(), cell={"energy": {"series": series}}))
+    assert (valid, rules["sensors"]) == ("valid", verdict)
+
+
 def test_what_the_agent_reports_after_an_epoch_is_not_of_it(stored):
     late = [{**TOLD, "t_ns": START + 5 * S, "kind": kind} for kind in ("sensor-lost", "agent-died", "clock-step")]
     rules = judged(change(stored(), cell={"energy": {"events": late}}))[1]
