@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("joulefeed", "energymon", "loaders", "harness")
 LEAVES = (
     "energymon/influx/",
-    "harness/cli.py",
+    "harness/__main__.py",
     "harness/report/",
     "harness/diagnose/",
     "harness/compare/",

@@ -66,7 +66,7 @@ def _shrink(figure: Path, target: Path) -> None:
         picture = picture.resize((round(0.85 * picture.width), round(0.85 * picture.height)), Image.Resampling.LANCZOS)
 
 
-class Kept:
+class KeptRun:
     """A run that is kept."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ def write_scorecard(papers: Mapping[str, Paper], kept: Path, page: Path) -> None
 
 def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     """Return the page: counts, then every claim of every item with its verdict, reason, date and commit."""
-    runs = {folder.parent.name: Kept(folder.parent) for folder in sorted(kept.glob("*/run.json"))}
+    runs = {folder.parent.name: KeptRun(folder.parent) for folder in sorted(kept.glob("*/run.json"))}
     every = [claim for run in runs.values() for claim in run.claims]
     lines = [
         "# What of the papers reproduces here",
@@ -112,7 +112,7 @@ def _count(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {mark} {verdict} | {counts[verdict]} |"
 
 
-def _list_items(paper: Paper, runs: Mapping[str, Kept]) -> Iterator[str]:
+def _list_items(paper: Paper, runs: Mapping[str, KeptRun]) -> Iterator[str]:
     for item in paper.items:
         run = runs.get(item.experiment)
         if not item.experiment or run is None:

@@ -11,7 +11,10 @@ from harness.papers import run as runner
 from harness.papers.__main__ import main
 from harness.papers.items import find_partial, find_runs, list_experiments, list_papers
 from harness.papers.score import MOST_KB, make_scorecard
+from harness.report import read_report
 from harness.report.claims.reader import make_definitions
+from harness.report.render import write_claims
+from harness.results.collect import collect
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from tests.harness.test_validate import run as validated
@@ -24,6 +27,8 @@ def paper_run(tmp_path, stored):
     """Return a whole run of emlio_fig5, with a figure."""
     run = validated.__wrapped__(tmp_path, stored)
     write_json(run.plan, {**json.loads(run.plan.read_text()), "experiment": "emlio_fig5"})
+    collect(run)
+    write_claims(read_report(run.folder))
     (run.folder / "figures").mkdir(exist_ok=True)
     Image.effect_noise((1500, 900), 90).save(run.folder / "figures" / "emlio_fig5.png")
     return run

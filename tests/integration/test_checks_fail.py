@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli import main
+from harness.__main__ import main
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.results import collect

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from energymon import SqliteStore
-from harness.cli import main
+from harness.__main__ import main
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.system.process import RUN_VARIABLE

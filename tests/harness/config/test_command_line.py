@@ -5,7 +5,7 @@ import sys
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from harness.cli import main
+from harness.__main__ import main
 from harness.config import command_line
 from harness.errors import ConfigError
 

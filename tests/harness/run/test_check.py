@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from harness.cli import main
+from harness.__main__ import main
 from harness.errors import ConfigError
 from harness.run.check import check_components
 from loaders.base import Batch, LoaderStats, Samples

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.cli import main
+from harness.__main__ import main
 from harness.config.specs import EnergySpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
