@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", default="small", choices=["small", "full"], help="(default: small)")
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="of run: these alone")
     parser.add_argument("--out", type=Path, default=_OUT, metavar="FOLDER", help=f"the runs' folder ({_OUT})")
-    parser.add_argument("--kept", type=Path, default=_KEPT, metavar="FOLDER", help=f"of score: what is kept ({_KEPT})")
+    parser.add_argument("--kept", type=Path, default=_KEPT, metavar="FOLDER", help=f"of score: the kept runs ({_KEPT})")
     parser.add_argument("--page", type=Path, default=_PAGE, metavar="FILE", help=f"of score ({_PAGE})")
     options = parser.parse_args(argv)
     try:

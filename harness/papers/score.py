@@ -80,7 +80,7 @@ class KeptRun:
 
 
 def write_scorecard(papers: Mapping[str, Paper], kept: Path, page: Path) -> None:
-    """Write the page from what is kept."""
+    """Write the page from the kept runs."""
     write_whole(page, make_scorecard(papers, kept).encode())
 
 
