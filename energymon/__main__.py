@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 from collections.abc import Sequence
@@ -74,6 +73,8 @@ def _require_stdout() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    import platform
+
     from energymon.agent.main import AgentConfig, print_failure, run
 
     try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, Domain
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 CLOSED: Final = -1
 """Stands for a descriptor that is closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
@@ -25,7 +25,9 @@ from energymon.sensors.nvml_library import (
     unanswered,
 )
 from energymon.sensors.updates import Poll, lag_of, period_ms, polled
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 _PROBE_S: Final = 0.3
 _PROBE_LONGEST_S: Final = 1.5

@@ -7,10 +7,12 @@ import importlib
 import struct
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from energymon.sensors.base import Missing, Part
-from energymon.ticker.ticker import Operation
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation
 
 NAME: Final = "nvml"
 _DRIVERS: Final = "libnvidia-ml.so.1"
@@ -68,6 +70,8 @@ class NvmlCall:
     @property
     def operation(self) -> Operation:
         """The call for compiled code."""
+        from energymon.ticker.ticker import Operation
+
         return Operation(
             len(self.buffer),
             function=_address(self.function),
