@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from energymon.agent.cpu_time import AttributedEnergy
+from energymon.agent.direct import Meter
+from energymon.agent.measure import measure
 from energymon.agent.process import Agent
 from energymon.agent.window import Window
 from energymon.analysis.accuracy import Accuracy
@@ -11,6 +14,7 @@ from energymon.analysis.attribution import (
     NodeEnergy,
     add_up,
     channels_of,
+    divide_cpu_joules,
     energy_of,
 )
 from energymon.analysis.integrate import Energy, joules, missed_share, missed_ticks
@@ -48,6 +52,7 @@ __all__ = [
     "Agent",
     "AgentError",
     "Asker",
+    "AttributedEnergy",
     "Baseline",
     "Channels",
     "ClockOffset",
@@ -57,6 +62,7 @@ __all__ = [
     "EnergyError",
     "EpochMark",
     "Event",
+    "Meter",
     "NoSensorError",
     "NodeEnergy",
     "OptionError",
@@ -71,8 +77,10 @@ __all__ = [
     "WindowError",
     "add_up",
     "channels_of",
+    "divide_cpu_joules",
     "energy_of",
     "joules",
+    "measure",
     "missed_share",
     "missed_ticks",
     "query",

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from energymon.sensors.base import Missing, Part
+from energymon.sensors.boards import UNCOUNTED
 
 if TYPE_CHECKING:
     from energymon.ticker.ticker import Operation
@@ -32,8 +33,7 @@ other, and the rest of a short value is not cleared."""
 _UNKNOWN: Final = 999
 """NVML_ERROR_UNKNOWN."""
 
-_ALL_BOARDS: Final[Part] = ("gpus", "gpu")
-"""Stands for boards whose number is not known."""
+_ALL_BOARDS: Final[Part] = (UNCOUNTED, "gpu")
 
 CObject: TypeAlias = Any
 """A function, a handle or a pointer of ctypes or pynvml, which have no types."""
