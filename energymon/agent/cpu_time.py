@@ -7,19 +7,23 @@ import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import NodeEnergy, divide_cpu_joules
 from energymon.errors import OptionError
 
-Owner: TypeAlias = "Literal['process', 'command'] | Path | str"
-"""Whose CPU time counts: this process's, with its children that were waited for; of these alone; or the folder of a
-control group (v2)."""
 _HERTZ: Final = os.sysconf("SC_CLK_TCK")
-_OF_PROCESS: Final = {
+_PROCESSES: Final = {
     "process": (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN),
     "command": (resource.RUSAGE_CHILDREN,),
 }
+
+
+class CpuTime(NamedTuple):
+    """CPU time until an instant, s, from an unknown start."""
+
+    host_s: float
+    used_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +43,25 @@ class AttributedEnergy:
 
     def __str__(self) -> str:
         joules = "unknown" if self.joules is None else f"{self.joules:.3f} J"
-        of = "beyond idle" if self.is_net else "idle included"
-        estimate = ", of an estimate" if self.estimated else ""
-        return (
-            f"attributed by CPU time, not measured: {joules} of the CPU's, {of}{estimate} "
-            f"({self.cpu_s:.3f} of {self.host_cpu_s:.3f} CPU seconds)"
-        )
+        of = ("beyond idle" if self.is_net else "idle included") + (", of an estimate" if self.estimated else "")
+        seconds = f"{self.cpu_s:.3f} of {self.host_cpu_s:.3f} CPU seconds"
+        return f"attributed by CPU time, not measured: {joules} of the CPU's, {of} ({seconds})"
 
 
-class CpuTime(NamedTuple):
-    """CPU time until an instant, s, from an unknown start."""
+def cpu_time(owner: str | Path) -> CpuTime:
+    """Return the CPU time of the host and of "process", this one with the children that it waited for, or of those.
 
-    host_s: float
-    used_s: float
-
-
-def cpu_time(owner: Owner) -> CpuTime:
-    """Return the CPU time of the host and of a process or a group; raises OptionError for what is no control group."""
-    if owner in _OF_PROCESS:
-        used = [resource.getrusage(who) for who in _OF_PROCESS[str(owner)]]
+    `owner` is "command" for the children alone, or the folder of a control group (v2). Raises OptionError.
+    """
+    if owner in _PROCESSES:
+        used = [resource.getrusage(who) for who in _PROCESSES[str(owner)]]
         used_s = sum(one.ru_utime + one.ru_stime for one in used)
     else:
         file = Path(owner) / "cpu.stat"
         try:
             used_s = int(dict(line.split() for line in file.read_text().splitlines())["usage_usec"]) / 1e6
         except (OSError, ValueError, KeyError) as error:
-            raise OptionError(
-                f"{file}: {error!r}; expected the folder of a control group (v2) with usage_usec"
-            ) from None
+            raise OptionError(f"{file}: {error!r}; expected the folder of a control group (v2)") from None
     whole, *each = (line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu"))
     # The kernel times idle processors; which of them are busy it may sample at its ticks alone.
     idle_s = sum(int(whole[field]) for field in (4, 5, 8)) / _HERTZ

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
 
@@ -36,7 +37,7 @@ _KEPT: Final = 2000
 
 
 class Span:
-    """A window that a meter began, and what was read of it."""
+    """A window that a meter began, and the readings of it."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -51,7 +52,7 @@ class Span:
         self.end_ns, self.end_utc_ns = self.meter.edge()
 
     def take(self, readings: list[Reading]) -> None:
-        """Take what was read since the last call."""
+        """Take the readings since the last call."""
         self.readings += readings
         if len(self.readings) > 2 * _KEPT and not self.end_ns:
             between = [reading for reading in self.readings[_KEPT:] if reading.flags]
@@ -61,7 +62,7 @@ class Span:
 class Meter(Closing):
     """Reads the counters of this host in this process when a window begins and ends, which takes microseconds.
 
-    A thread reads them again after each edge until all have moved, which bounds what was used before the edge and not
+    A thread reads them again after each edge until all have moved, which bounds the joules used before the edge and not
     shown yet, and reads those that wrap in time while a window is open. A board that shows power alone has no figure,
     for power must be sampled.
     """
@@ -152,7 +153,7 @@ class Meter(Closing):
             events=(*standing_events(description, span.start_utc_ns, self.node), *span.events),
         )
 
-    @property
+    @cached_property
     def description(self) -> Mapping[str, Any]:
         """What an agent says of the same sensors; waits until it is known. Raises SensorError."""
         from energymon.analysis.accuracy import describe, load_calibrations
@@ -213,7 +214,7 @@ class Meter(Closing):
         return self._read_ns + (self._wrap_ns if self._spans else 3600 * NS)
 
     def _follow(self) -> None:
-        """Read the counters whenever that is due, and decode what was read."""
+        """Read the counters whenever that is due, and decode the answers."""
         while True:
             with self._woken:
                 if not self._raws:

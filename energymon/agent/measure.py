@@ -34,7 +34,7 @@ def measure(
     measured, a call raises NoSensorError before the function runs.
 
     Args:
-        function: What is called.
+        function: The function.
         report: Takes each call's window, whose figures are there; default prints them on stderr.
         options: Those of Window; default `direct=True`.
     """

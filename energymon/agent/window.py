@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self, cast
 
-from energymon.agent.cpu_time import AttributedEnergy, CpuTime, Owner, attribute, cpu_time
+from energymon.agent.cpu_time import AttributedEnergy, CpuTime, attribute, cpu_time
 from energymon.agent.direct import Meter, Span, shared_meter
 from energymon.agent.process import Agent, shared_agent, wait_until_read
 from energymon.analysis.attribution import EnergyComponent, channels_of, of_boards
@@ -24,7 +24,7 @@ from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
 from energymon.errors import EnergyError, OptionError, WindowError
 from energymon.reading import Event, Session
 from energymon.sampling.edges import Asker, is_abandoned
-from energymon.sensors.boards import VISIBLE, boards_of, choose_boards, name_boards
+from energymon.sensors.boards import CUDA, VISIBLE, boards_of, choose_boards, name_boards
 from energymon.store import SqliteStore
 
 STORE: Final = "ENERGYMON_STORE"
@@ -54,7 +54,7 @@ class Window:
         agent: Agent | None = None,
         direct: bool | Meter = False,
         boards: str = VISIBLE,
-        attribute: Owner | None = None,
+        attribute: str | Path | None = None,
     ) -> None:
         """Take what to measure; nothing is read yet.
 
@@ -79,6 +79,7 @@ class Window:
         self._environment: Mapping[str, str] = {}
         self._owner = attribute
         self._cpu_times: list[CpuTime] = []
+        self._is_here = bool(direct)
         self._sync_cuda = sync_cuda
         self._node = node
         self._where: SqliteStore | Path | str | None = store
@@ -123,7 +124,7 @@ class Window:
         """Find or start what reads the sensors."""
         if self._start_ns:
             raise WindowError(f"{self._label()} was used before; make another one")
-        self._environment = dict(os.environ)
+        self._environment = {name: os.environ[name] for name in CUDA if name in os.environ}
         if self._direct:
             self._direct = self._direct if isinstance(self._direct, Meter) else shared_meter()
         else:
@@ -232,8 +233,8 @@ class Window:
         Raises OptionError for a window without `attribute`, and what `energy` raises.
         """
         energy = self.energy
-        if self._owner is None:
-            raise OptionError(f'{self._label()} attributes nothing; make it with attribute="process"')
+        if self._owner is None or not self._is_here:
+            raise OptionError(f'{self._label()} attributes nothing: expected attribute="process" and this host')
         return attribute(energy, *self._cpu_times)
 
     @property
@@ -337,7 +338,8 @@ class Window:
         if not found.components or not found.energies:
             raise self._uncovered(store, session, end_ns, found)
         found = replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
-        return self._counted(found, session.description) if span else found
+        self._is_here = span is not None
+        return self._counted(found, session.description) if self._is_here else found
 
     def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
         """Leave out the boards of this host that do not count, and say so; raises OptionError."""

@@ -228,7 +228,7 @@ def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> 
 def divide_cpu_joules(
     energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool
 ) -> dict[str, float | None]:
-    """Divide a host's CPU joules by CPU time; the parts and `other`, what is left, add up to them.
+    """Divide a host's CPU joules by CPU time; the parts and `other`, the rest, add up to them.
 
     This attributes joules and measures none. A part whose CPU time is unknown is None and belongs to `other`. All are
     None where the joules are unknown, or where the processors did nothing, or where the joules are negative: the host

@@ -16,7 +16,7 @@ from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import EnergyError, NoSensorError, OptionError
 
 if TYPE_CHECKING:
-    from energymon.agent.cpu_time import AttributedEnergy, CpuTime, Owner
+    from energymon.agent.cpu_time import AttributedEnergy, CpuTime
     from energymon.analysis.query import WindowEnergy
     from energymon.sensors.discover import SensorConfig
 
@@ -32,7 +32,7 @@ _STATUS_DENIED: Final = 126
 _REMEDY: Final = "`python -m energymon doctor` says what is missing, `--estimate missing` estimates the CPU's joules"
 
 
-def run_exec(argv: list[str], config: SensorConfig, owner: Owner | None, json_file: str | None) -> int:
+def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file: str | None) -> int:
     """Run a command and print its joules on stderr; return its exit status.
 
     That is 127 for a command that is not there, 126 for one that cannot be run, and 128 and the number of the signal
@@ -73,7 +73,7 @@ def run_exec(argv: list[str], config: SensorConfig, owner: Owner | None, json_fi
     return status
 
 
-def _cpu_times(owner: Owner | None) -> list[CpuTime]:
+def _cpu_times(owner: str | None) -> list[CpuTime]:
     if owner is None:
         return []
     from energymon.agent.cpu_time import cpu_time

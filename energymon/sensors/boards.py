@@ -13,6 +13,8 @@ UNCOUNTED: Final = "gpus"
 """Stands for boards whose number is not known."""
 _SEEN: Final = "CUDA_VISIBLE_DEVICES"
 _ORDER: Final = "CUDA_DEVICE_ORDER"
+CUDA: Final = (_SEEN, _ORDER)
+"""The variables of a program that say which boards it sees."""
 _NONE: Final = ("", "-1", "NoDevFiles")
 _SLICE: Final = "MIG-"
 
