@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Final
 from energymon.agent.direct import Meter, Span
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import EnergyError, NoSensorError, OptionError
+from joulefeed.signals import ignored
 
 if TYPE_CHECKING:
     from energymon.agent.cpu_time import AttributedEnergy, CpuTime
@@ -53,6 +54,8 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
         unknown = f"{str(error).partition(chr(10))[0].rstrip(':')}; {_REMEDY}"
     times = _cpu_times(owner)
     began_ns = boot_ns()
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     try:
         pid = os.posix_spawnp(argv[0], argv, os.environ, setsigmask=mask, setsigdef=_RESTORED)
     except OSError as error:
@@ -68,8 +71,11 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
         span.end()
     times += _cpu_times(owner)
     importing.join()
-    with suppress(OSError):
+    try:
         _show(argv, status, seconds, span, unknown, times, out, as_json=json_file is not None)
+    except OSError as error:
+        with suppress(OSError):
+            print(f"energymon: {json_file or 'stderr'}: {error}; the figures are lost", file=sys.stderr)
     return status
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,29 +72,31 @@ def test_figures_are_of_the_boards_that_the_command_can_see_and_go_to_a_file(run
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("command", "status"), [("no-such-command", 127), (str(REPO), 126)])
-def test_a_command_that_cannot_be_run_has_the_status_that_a_shell_gives_it(run_exec, command, status):
-    done = run_exec("--", command)
-    assert done.returncode == status
-    assert done.stderr.startswith(f"energymon: {command}: ")
-
-
-def test_a_command_that_a_signal_ends_has_128_and_its_number_and_an_estimate_is_labelled(run_exec):
+def test_the_exit_status_is_what_a_shell_gives_and_an_estimate_is_labelled(run_exec):
+    for command, status in (("no-such-command", 127), (str(REPO), 126)):
+        done = run_exec("--", command)
+        assert done.returncode == status
+        assert done.stderr.startswith(f"energymon: {command}: ")
     done = run_exec("--estimate", "missing", "--attribute", "--", "sh", "-c", "kill -KILL $$")
     assert done.returncode == 128 + signal.SIGKILL
     assert "estimate" in done.stderr
     assert "attributed by CPU time, not measured: " in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_signals_are_passed_on_once_and_figures_still_come(bare, number):
+def test_a_signal_is_passed_on_once_and_figures_still_come(bare):
     argv = argv_of(bare, "--", "sh", "-c", COUNTS)
     with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 41, said
     assert "status 41" in said
+
+
+def test_a_command_ignores_what_its_caller_ignored(bare):
+    shell = f"trap '' HUP INT; {shlex.join(argv_of(bare, '--', 'sh', '-c', 'kill -HUP $$; kill -INT $$; exit 5'))}"
+    done = subprocess.run(["sh", "-c", shell], cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 5, done.stderr
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_command_once(bare):
