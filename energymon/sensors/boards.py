@@ -54,51 +54,46 @@ def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str
     Raises:
         OptionError: A name is no board's, or nobody knows whose it is.
     """
-    if choice == ALL or (choice == VISIBLE and _SEEN not in environment) or not boards:
+    sees = choice == VISIBLE
+    if choice == ALL or (sees and _SEEN not in environment) or not boards:
         return None
-    if choice != VISIBLE:
-        return frozenset(_find(name.strip(), boards, "the choice of boards", whole=True) for name in choice.split(","))
-    names = [name.strip() for name in environment[_SEEN].split(",")]
-    in_order = environment.get(_ORDER) == "PCI_BUS_ID" or len({board.model for board in boards if board.uuid}) < 2
-    if not in_order and any(name.isdecimal() for name in names):
+    text = environment[_SEEN] if sees else choice
+    names = [name.strip() for name in text.split(",")]
+    in_order = not sees or environment.get(_ORDER) == "PCI_BUS_ID"
+    if not in_order and any(map(str.isdecimal, names)) and len({board.model for board in boards if board.uuid}) > 1:
         raise OptionError(
-            f"{_SEEN}={environment[_SEEN]} counts boards from the fastest one, which NVML does not know on a host of "
-            f"several models: set {_ORDER}=PCI_BUS_ID, or name boards by UUID"
+            f"{_SEEN}={text} counts boards from the fastest one, which NVML does not know on a host of several models: "
+            f"set {_ORDER}=PCI_BUS_ID, or name boards by UUID"
         )
-    found = set()
-    for name in names if names[0] not in _NONE else ():
-        device = _find(name, boards, f"{_SEEN}={environment[_SEEN]}", whole=False)
-        if not device:
+    found: set[str] = set()
+    for name in names:
+        named = _named(name, boards)
+        may_be_unread = not name.isdecimal() and any(not board.uuid for board in boards)
+        if sees and (name in _NONE or not (named or name.startswith(_SLICE) or may_be_unread)):
             # CUDA sees nothing from the first name on that is wrong.
             break
-        found.add(device)
+        if len(named) != 1:
+            there = ", ".join(f"{board.device} ({board.uuid or 'cannot be read'})" for board in boards)
+            which = f"{_SEEN}={text}" if sees else "the choice of boards"
+            raise OptionError(f"{which}: {name!r} names {len(named) or 'none'} of {there}; expected one")
+        found |= named
     return frozenset(found)
 
 
-def _find(name: str, boards: Sequence[Board], where: str, *, whole: bool) -> str:
-    """Return a board's device by an index or the begin of a UUID; "" where no board has it, unless all must be there.
-
-    The older name of a slice is MIG-GPU-UUID/INSTANCE/INSTANCE.
-    """
-    of_board = name.removeprefix(_SLICE) if name.startswith(f"{_SLICE}GPU-") else name
-    of_board = of_board.partition("/")[0]
-    found = [
+def _named(name: str, boards: Sequence[Board]) -> set[str]:
+    """Return the devices that have an index, a UUID that begins so, or such a slice."""
+    # The older name of a slice is MIG-GPU-UUID/INSTANCE/INSTANCE.
+    uuid = name.removeprefix(_SLICE if name.startswith(f"{_SLICE}GPU-") else "").partition("/")[0]
+    found = {
         board.device
         for board in boards
         if board.device in (f"gpu-{name}", UNCOUNTED)
-        or (len(of_board) > len(_SLICE) and board.uuid.startswith(of_board))
-        or (len(name) > len(_SLICE) and any(one.startswith(name) for one in board.slices or ()))
-    ]
+        or (len(uuid) > len(_SLICE) and any(one.startswith(uuid) for one in (board.uuid, *(board.slices or ()))))
+    }
     if not found and name.startswith(_SLICE):
-        # A slice that was made after the board was opened.
-        found = [board.device for board in boards if board.slices is not None]
-    unknown = not name.isdecimal() and any(not board.uuid for board in boards)
-    if len(found) == 1:
-        return found[0]
-    if found or whole or unknown or name.startswith(_SLICE):
-        there = ", ".join(f"{board.device} ({board.uuid or 'cannot be read'})" for board in boards)
-        raise OptionError(f"{where}: {name!r} names {'several' if found else 'none'} of {there}; expected one")
-    return ""
+        # A slice that was made after its board was opened.
+        found = {board.device for board in boards if board.slices is not None}
+    return found
 
 
 def name_boards(boards: Iterable[Board], counted: frozenset[str]) -> str:

@@ -113,7 +113,7 @@ def test_a_frozen_counter_bounds_its_window_widely_or_not_at_all(meters, boards)
     with Window(direct=meter) as before:
         time.sleep(0.02)
     assert not outside(before, 100.0)
-    boards(1, watts={0: 100.0}, frozen_ns={0: time.monotonic_ns()})
+    boards(1, watts={0: 100.0}, period_ms={0: 2.0}, frozen_ns={0: time.monotonic_ns()})
     with Window(direct=meter) as window:
         time.sleep(0.02)
     began_s = time.monotonic()
@@ -126,12 +126,12 @@ def test_a_board_that_shows_power_alone_is_named_and_leaves_the_total_unknown(me
     with Window(direct=meter) as window:
         time.sleep(0.02)
     assert window.by_domain == {"gpu": None}
-    with pytest.raises(WindowError, match=r"gpu-1 gpu.*must be sampled: use an agent"):
+    with pytest.raises(WindowError, match=r"gpu-1 gpu.*which an agent must sample"):
         assert window.joules
 
 
 def test_a_host_on_which_nothing_counts_says_so(meters, tmp_path):
-    with pytest.raises(NoSensorError, match="must be sampled: use an agent"):
+    with pytest.raises(NoSensorError, match="which an agent must sample"):
         meters(1, power_only=[0])
     with pytest.raises(NoSensorError, match=r"(?s)nothing on this host.*powercap"):
         Meter(config=SensorConfig(sysfs=tmp_path, nvml=tmp_path / "none.so"))
@@ -240,7 +240,7 @@ def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypa
     assert share.joules == pytest.approx(window.joules * share.cpu_s / max(share.host_cpu_s, share.cpu_s))
     assert str(share).startswith("attributed by CPU time, not measured: ")
     assert (share.is_net, share.estimated) == (False, True)
-    with pytest.raises(OptionError, match="attributes nothing"), Window(direct=meter) as other:
+    with Window(direct=meter) as other:
         time.sleep(0.01)
     with pytest.raises(OptionError, match="attributes nothing"):
         assert other.attributed
