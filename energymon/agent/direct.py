@@ -31,6 +31,7 @@ _FIRST_NS: Final = 200_000
 _LONGEST_NS: Final = NS // 2
 """For how long after an edge a counter is read that does not move."""
 _SETTLED_S: Final = 10.0
+_PATIENCE_S: Final = 5.0
 _READS_A_WRAP: Final = 4
 _KEPT: Final = 2000
 """Readings after the start of an open window that are kept; between them and the last ones only those with a flag."""
@@ -94,7 +95,7 @@ class Meter(Closing):
         self._resting: set[SensorChannel] = set()
         self._described: Iterable[Sensor] = self._sensors
         self._failed: EnergyError | None = None
-        self._edge_ns = self._read_ns = 0
+        self._edge_ns = self._read_ns = self._shown_ns = 0
         self._fresh_ns = [0] * len(self._sensors)
         """By sensor: what it showed last is surely no older than this, ns of `boot_ns`."""
         self._raws: list[tuple[int, Any, int, int]] = []
@@ -125,7 +126,7 @@ class Meter(Closing):
             return self._edge_ns, time.time_ns()
 
     def energy(self, span: Span) -> WindowEnergy:
-        """Return what the host used in a span, once all counters have moved or half a second has passed.
+        """Return what the host used in a span, once all counters have moved; those that do not have no figure.
 
         Raises WindowError and SensorError.
         """
@@ -136,11 +137,15 @@ class Meter(Closing):
         description = self.description
         channels = channels_of(description, self.node)
         with self._woken:
-            left_s = (span.end_ns + _LONGEST_NS - boot_ns()) / NS
-            self._woken.wait_for(lambda: min(self._fresh_ns) >= span.end_ns, max(0.0, left_s))
+            self._woken.wait_for(lambda: self._is_over(span), _PATIENCE_S)
             self._spans.discard(span)
         # A counter that rests, or repeats another one, is in no description.
         counted = [r for r in span.readings if (r.device, r.domain, r.source) in channels.series]
+        shown = {(r.device, r.domain, r.source) for r in counted if r.t_ns - (r.early_ns or 0) >= span.end_ns}
+        for key in sorted({(r.device, r.domain, r.source) for r in counted} - shown):
+            why = f"{' '.join(key)} stood still for half a second after the end, so that nothing bounds its joules"
+            span.events.append(Event(span.end_utc_ns, self.node, "sensor-frozen", why))
+        counted = [r for r in counted if (r.device, r.domain, r.source) in shown]
         found = energy_of(counted, channels, span.start_ns, span.end_ns, 1)
         return WindowEnergy(
             found.energies,
@@ -224,9 +229,16 @@ class Meter(Closing):
                 if not self._raws and boot_ns() >= self._due_ns():
                     behind = [i for i, fresh_ns in enumerate(self._fresh_ns) if fresh_ns < self._edge_ns]
                     self._read(behind or range(len(self._sensors)))
-                raws, self._raws = self._raws, []
+                raws, self._raws, read_ns = self._raws, [], self._read_ns
             for raw in raws:
                 self._decode(*raw)
+            with self._woken:
+                self._shown_ns = read_ns
+                self._woken.notify_all()
+
+    def _is_over(self, span: Span) -> bool:
+        """Whether all counters have moved since the end of a span, or were read for long enough."""
+        return min(self._fresh_ns) >= span.end_ns or self._shown_ns >= span.end_ns + _LONGEST_NS
 
     def _decode(self, index: int, raw: Any, offset_ns: int, utc_ns: int) -> None:
         """Hand what a sensor showed to the open windows; `utc_ns` is the wall clock minus `boot_ns`."""
@@ -251,9 +263,8 @@ class Meter(Closing):
             for span in list(self._spans):
                 span.take(readings)
                 span.events += events
-                if span.end_ns and (min(self._fresh_ns) >= span.end_ns or boot_ns() > span.end_ns + _LONGEST_NS):
+                if span.end_ns and self._is_over(span):
                     self._spans.discard(span)
-            self._woken.notify_all()
 
 
 _shared: dict[int, Meter] = {}
