@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -166,6 +165,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _clock(options: argparse.Namespace) -> int:
+    import json
+
     from energymon.clock.sync import Responder, split_address
 
     _require_stdout()
@@ -187,6 +188,8 @@ def _clock(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
+    import json
+
     from energymon.influx.dashboard import apply_dashboard, template
     from energymon.influx.settings import InfluxSettings
 
