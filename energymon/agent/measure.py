@@ -66,11 +66,11 @@ def measure(
 def print_window(window: Window) -> None:
     """Print a window's joules on stderr, in a line, or why there are none."""
     try:
-        domains = ", ".join(f"{name} {_j(joules)}" for name, joules in window.by_domain.items())
-        kind = "estimated" if window.estimated else f"± {_j(window.error_j)}, sensors ± {_j(window.accuracy_j)}"
-        figures = f"{window.joules:.3f} J ({kind}; {domains})"
-    except EnergyError as error:
-        figures = str(error)
+        each = ", ".join(f"{name} {_j(joules)}" for name, joules in window.by_domain.items())
+        error = "an estimate" if window.estimated else f"± {_j(window.error_j)}, sensors ± {_j(window.accuracy_j)}"
+        figures = f"{_j(window.joules)} ({error}; {each})"
+    except EnergyError as error_of_window:
+        figures = str(error_of_window)
     print(f"{window.name}: {window.duration_s:.6f} s, {figures}", file=sys.stderr)
 
 

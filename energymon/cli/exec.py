@@ -7,9 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from energymon.agent.direct import Meter, Span
 from energymon.clock.monotonic import NS, boot_ns
@@ -17,8 +16,7 @@ from energymon.errors import EnergyError, NoSensorError, OptionError
 from joulefeed.signals import ignored
 
 if TYPE_CHECKING:
-    from energymon.agent.cpu_time import AttributedEnergy, CpuTime
-    from energymon.analysis.query import WindowEnergy
+    from energymon.agent.cpu_time import CpuTime
     from energymon.sensors.discover import SensorConfig
 
 _PASSED: Final = (
@@ -66,13 +64,13 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
     importing = threading.Thread(target=importlib.import_module, args=("energymon.cli.query",), daemon=True)
     importing.start()
     status = _wait_for(pid)
-    seconds = (boot_ns() - began_ns) / NS
+    answer = {"command": argv, "status": status, "seconds": (boot_ns() - began_ns) / NS, "unknown": unknown}
     if span is not None:
         span.end()
     times += _cpu_times(owner)
     importing.join()
     try:
-        _show(argv, status, seconds, span, unknown, times, out, as_json=json_file is not None)
+        _show(answer, span, times, out, as_json=json_file is not None)
     except OSError as error:
         with suppress(OSError):
             print(f"energymon: {json_file or 'stderr'}: {error}; the figures are lost", file=sys.stderr)
@@ -101,39 +99,26 @@ def _wait_for(pid: int) -> int:
 
 
 def _show(
-    argv: Sequence[str],
-    status: int,
-    seconds: float,
-    span: Span | None,
-    unknown: str,
-    times: Sequence[CpuTime],
-    out: IO[str] | None,
-    *,
-    as_json: bool,
+    answer: dict[str, Any], span: Span | None, times: list[CpuTime], out: IO[str] | None, *, as_json: bool
 ) -> None:
     """Print the figures of a command that has ended, or why there are none."""
     import json
     import shlex
     from dataclasses import asdict
 
+    from energymon.agent.cpu_time import attribute
     from energymon.cli.query import figures
 
-    found: WindowEnergy | None = None
-    share: AttributedEnergy | None = None
+    found = None
     try:
-        found = span.meter.energy(span) if span is not None else None
+        found = None if span is None else span.meter.energy(span)
     except EnergyError as error:
-        unknown = str(error)
-    if found is not None and times:
-        from energymon.agent.cpu_time import attribute
-
-        share = attribute(found, *times)
+        answer["unknown"] = str(error)
+    share = attribute(found, *times) if found is not None and times else None
     if as_json:
-        answer = {"command": list(argv), "status": status, "seconds": seconds, "unknown": unknown}
-        energy = None if found is None else found.to_json()
-        text = json.dumps({**answer, "energy": energy, "attributed": None if share is None else asdict(share)})
+        text = json.dumps({**answer, "energy": found and found.to_json(), "attributed": share and asdict(share)})
     else:
-        lines = [f"energymon: {shlex.join(argv)}: {seconds:.6f} s, status {status}"]
-        lines += [f"energymon: {unknown}"] if found is None else figures(found)
-        text = "\n".join([*lines, *([f"  {share}"] if share is not None else [])])
+        lines = [f"energymon: {shlex.join(answer['command'])}: {answer['seconds']:.6f} s, status {answer['status']}"]
+        lines += [f"energymon: {answer['unknown']}"] if found is None else figures(found)
+        text = "\n".join([*lines, *([] if share is None else [f"  {share}"])])
     print(text, file=out, flush=True)
