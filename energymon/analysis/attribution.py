@@ -45,8 +45,6 @@ class Channels:
     """Device, domain and source of every series that is sampled."""
     accuracies: Mapping[SeriesKey, Accuracy] = field(default_factory=dict)
     """How true the joules of a series are, as the agent knew it when it started."""
-    whole: tuple[str, ...] = ()
-    """Boards in MIG mode: their counter is the whole board's, and slices have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,6 @@ def channels_of(description: Mapping[str, object], node: str) -> Channels:
             for c in series
             if c["accuracy"] is not None
         },
-        tuple(dict.fromkeys(str(c["device"]) for c in series if c["sliced"])),
     )
 
 
@@ -194,7 +191,7 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
     """Return every series of sensors that describe themselves, as JSON types.
 
     That is device, domain, source, lag_s, how old its value may be, s, or None, module_power, whether a GPU's counter
-    covers its module, accuracy, the fields of an Accuracy, or None, and sliced, whether it is a board in MIG mode.
+    covers its module, and accuracy, the fields of an Accuracy, or None.
     """
     return [
         {
@@ -204,7 +201,6 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
             "lag_s": channel.get("lag_s"),
             "module_power": bool(channel.get("module_power", sensor.get("module_power"))),
             "accuracy": channel.get("accuracy"),
-            "sliced": sensor.get("slices") is not None,
         }
         for sensor in sensors
         for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ())

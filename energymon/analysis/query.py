@@ -6,16 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from energymon.analysis.attribution import (
-    EnergyComponent,
-    NodeEnergy,
-    Part,
-    add_up,
-    channels_of,
-    energy_of,
-)
+from energymon.analysis.attribution import EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
 from energymon.analysis.baseline import baseline_of, baselines_at
 from energymon.analysis.integrate import missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
@@ -107,16 +100,18 @@ def to_json(windows: Sequence[WindowEnergy]) -> dict[str, object]:
     }
 
 
-def standing_events(description: Mapping[str, object], t_ns: int, node: str) -> Iterator[Event]:
+def standing_events(description: Mapping[str, Any], t_ns: int, node: str) -> Iterator[Event]:
     """Yield what holds for every window of an agent, as events at `t_ns`: parts that it cannot read, boards."""
-    channels = channels_of(description, node)
-    for (device, domain), reason in channels.unreadable.items():
+    for (device, domain), reason in channels_of(description, node).unreadable.items():
         message = f"{device} {domain} was found and cannot be read; {domain} and the total are unknown: {reason}"
         message += "; --sensors measures what it names alone"
         yield Event(t_ns, node, "part-unreadable", message)
-    for device in channels.whole:
-        message = f"{device}: whole board in MIG mode; its joules are those of all its slices, which have no counter"
-        yield Event(t_ns, node, "mig", message)
+    for sensor in description.get("sensors") or ():
+        if sensor.get("slices") is not None:
+            message = (
+                f"{sensor['channels'][0]['device']}: whole board in MIG mode; its joules are those of all its slices"
+            )
+            yield Event(t_ns, node, "mig", message)
     if boards := description.get("boards"):
         yield Event(t_ns, node, "boards", str(boards))
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from energymon import Meter, OptionError, Window
+from energymon import Agent, Meter, OptionError, Window
 from energymon.sensors.boards import ALL, VISIBLE, Board, boards_of, choose_boards
 from energymon.sensors.discover import SensorConfig, discover
 
@@ -108,6 +108,20 @@ def test_a_window_counts_the_boards_that_its_program_can_see_and_says_so(config,
         assert told["boards"] == "counted: gpu-1 (GPU-00000001); not counted: gpu-0, gpu-2"
     if named in (None, "MIG-2-1"):
         assert "gpu-2: whole board in MIG mode" in told["mig"]
+
+
+@pytest.mark.process
+def test_a_window_over_an_agent_counts_the_same_boards(config, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2-0,0")
+    with Agent(options=["--sysfs", str(config.sysfs), "--nvml", str(config.nvml)]) as agent:
+        windows = [Window(agent=agent), Window(agent=agent, boards="all")]
+        for window in windows:
+            with window:
+                time.sleep(0.05)
+        for window, watts, boards in zip(windows, (500, 700), ("gpu-0, gpu-2", "gpu-0, gpu-1, gpu-2"), strict=True):
+            assert abs(window.joules - watts * window.duration_s) <= window.error_j + 1e-3
+            assert ", ".join(one.device for one in window.energy.best) == boards
+            assert "mig" in {event.kind for event in window.energy.events}
 
 
 def test_a_program_that_sees_no_board_has_no_joules_of_one(config, monkeypatch, rapl):
