@@ -109,7 +109,7 @@ def standing_events(description: Mapping[str, Any], t_ns: int, node: str) -> Ite
     for sensor in description.get("sensors") or ():
         if sensor.get("slices") is not None:
             message = (
-                f"{sensor['channels'][0]['device']}: whole board in MIG mode; its joules are those of all its slices"
+                f"{sensor['channels'][0]['device']}: whole board in MIG mode, with all its slices"
             )
             yield Event(t_ns, node, "mig", message)
     if boards := description.get("boards"):
