@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -227,17 +227,8 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    every: dict[str, Callable[[_Commands], None]] = {
-        "exec": _add_exec,
-        "run": _add_run,
-        "send": _add_send,
-        "query": _add_query,
-        "export": _add_export,
-        "doctor": _add_doctor,
-        "calibrate": _add_calibrate,
-        "clock": _add_clock,
-        "dashboard": _add_dashboard,
-    }
+    adders = (_add_exec, _add_run, _add_send, _add_query, _add_export, _add_doctor, _add_calibrate, _add_clock)
+    every = {add.__name__.removeprefix("_add_"): add for add in (*adders, _add_dashboard)}
     for name in argv[:1] if argv and argv[0] in every else every:
         every[name](commands)
     return parser

@@ -108,9 +108,7 @@ def standing_events(description: Mapping[str, Any], t_ns: int, node: str) -> Ite
         yield Event(t_ns, node, "part-unreadable", message)
     for sensor in description.get("sensors") or ():
         if sensor.get("slices") is not None:
-            message = (
-                f"{sensor['channels'][0]['device']}: whole board in MIG mode, with all its slices"
-            )
+            message = f"{sensor['channels'][0]['device']}: whole board in MIG mode, with all its slices"
             yield Event(t_ns, node, "mig", message)
     if boards := description.get("boards"):
         yield Event(t_ns, node, "boards", str(boards))

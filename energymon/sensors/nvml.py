@@ -121,9 +121,9 @@ class NvmlSensor:
         self._model = _text(nvml.nvmlDeviceGetName(self._handle))
         self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self.board = Board(self._device, self._uuid, self._model, _slices(nvml, self._handle))
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
-        self._slices = _slices(nvml, self._handle)
         self._calls: list[tuple[NvmlCall, list[_BoardSeries]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
@@ -135,11 +135,6 @@ class NvmlSensor:
         nvml.nvmlInit()
         self._open = True
         self._bind()
-
-    @property
-    def board(self) -> Board:
-        """Which board it is."""
-        return Board(self._device, self._uuid, self._model, self._slices)
 
     @property
     def channels(self) -> tuple[SensorChannel, ...]:
@@ -193,7 +188,7 @@ class NvmlSensor:
             "model": self._model,
             "uuid": self._uuid,
             "module_power": self._module,
-            "slices": self._slices,
+            "slices": self.board.slices,
             "counter_period_ms": self._counter_period_ms,
         }
         described["channels"] = [
