@@ -29,7 +29,8 @@ from typing import Final, Literal
 
 from bench import HERE, REPO, Line, make_parser, run
 
-from energymon import Agent, SqliteStore, Window, query
+from energymon import Agent, Meter, SqliteStore, Window, query
+from energymon.sensors.discover import SensorConfig
 
 PROGRAMS: Final = HERE / "truth"
 NS: Final = 1_000_000_000
@@ -90,6 +91,8 @@ class Rig:
     agent: Agent
     loads: Sequence[Load]
     counting: subprocess.Popen[str] | None = None
+    meter: Meter | None = None
+    """What reads the counters where windows take no agent."""
 
     def stall(self) -> None:
         """Have the emulated counters of sockets stall from now on."""
@@ -158,7 +161,7 @@ class Rig:
             own = random.Random(seed)
             for _ in range(count):
                 time.sleep(own.uniform(0, 0.2))
-                with Window(agent=self.agent) as window:
+                with Window(direct=self.meter) if self.meter else Window(agent=self.agent) as window:
                     time.sleep(length_s)
                 taken.append((window, (window._began_ns, window._ended_ns)))
 
@@ -377,6 +380,27 @@ def live_case(length_s: float) -> Callable[[Path, bool], list[Measured]]:
     return run
 
 
+def direct_case(length_s: float, **options: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of windows of programs that read the counters themselves."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with sockets(folder, update_ms=1.0, interval_ms=1000.0, **options) as rig:  # type: ignore[arg-type]
+            config = SensorConfig(sensors=("powercap",), sysfs=folder / "sys")
+            with Meter(config=config) as rig.meter:
+                return rig.live(24 if quick else 1000, length_s, 2 if quick else 4)
+
+    return run
+
+
+def direct_board_case(folder: Path, quick: bool) -> list[Measured]:
+    """Read a board's counter of 20 ms, which slows down to 90 ms, in the program itself."""
+    config = SensorConfig(sensors=("nvml",), nvml=folder / "libnvidia-ml.so.1")
+    with boards(folder, interval_ms=1000.0, wave_ms=170.0) as (rig, say), Meter(config=config) as rig.meter:
+        before = rig.live(12 if quick else 500, 0.3, 2 if quick else 4)
+        say(every_ms=90.0)
+        return before + rig.live(12 if quick else 500, 0.3, 2 if quick else 4)
+
+
 def hanging_case(hang_ms: float, late: bool) -> Callable[[Path, bool], list[Measured]]:
     """Return a case of a board of which a call takes long now and then."""
 
@@ -552,6 +576,10 @@ def unreadable_case(folder: Path, quick: bool) -> list[Measured]:
 CASES: Final = (
     Case("window-300ms", "a program's windows of 0.3 s, two sockets, ticks 100 ms", live_case(0.3), 0.02),
     Case("window-3ms", "a program's windows of 3 ms, two sockets, ticks 100 ms", live_case(0.003), 1.0),
+    Case("direct-300ms", "windows of 0.3 s without an agent, two sockets", direct_case(0.3), 0.02),
+    Case("direct-3ms", "windows of 3 ms without an agent, two sockets", direct_case(0.003), 1.0),
+    Case("direct-wraps", "the same of 0.3 s, RAPL that wraps every second", direct_case(0.3, range_uj=100_000_000)),
+    Case("direct-board", "windows without an agent, a board of 20 ms that slows to 90 ms", direct_board_case),
     Case("rapl-1ms", "windows asked for later, RAPL 1 ms, ticks 100 ms", rapl_case(update_ms=1.0, interval_ms=100.0)),
     Case("rapl-8ms", "RAPL that moves every 8 ms, ticks 2 ms", rapl_case(update_ms=8.0, interval_ms=2.0)),
     Case("rapl-8ms-slow", "RAPL that moves every 8 ms, ticks 100 ms", rapl_case(update_ms=8.0, interval_ms=100.0)),

@@ -1,8 +1,9 @@
-"""What `energymon query` takes for a window of an hour, a day and thirty days of a store: seconds, and memory.
+"""What a window costs: `energymon query` of an hour, a day and thirty days of a store, a direct window, `exec`.
 
 The stores are generated: four counters at ticks of 100 ms, and a tick an hour that one of them missed. Prints a line
 per demand (asked, measured, verdict); exits 1 when one falls short. The joules are compared with what the counters
-counted. `--quick` leaves out the thirty days, which are 5 GB on disk.
+counted. A direct window reads two emulated sockets, beside the time that reading them takes by itself; `exec` runs
+`sleep`, beside `sleep` alone. `--quick` leaves out the thirty days, which are 5 GB on disk.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench import REPO, Line, at_most, make_parser, run
+from bench import REPO, Line, at_most, make_parser, run, spread
+from energy_truth import sockets
 
-from energymon import SqliteStore
+from energymon import Meter, SqliteStore
 from energymon.database import connect
+from energymon.sensors.discover import SensorConfig
 
 NS: Final = 1_000_000_000
 TICK_NS: Final = NS // 10
@@ -36,6 +41,10 @@ WATTS: Final = {
 ASKED_S: Final = 0.5
 ASKED_MB: Final = 100
 TURNS: Final = 5
+ASKED_US: Final = 50
+READS: Final = 1000
+ASKED_MS: Final = 50
+EXECS: Final = 11
 _READINGS: Final = """INSERT INTO readings SELECT :begin_ns + value * :tick_ns, s.id, :begin_ns + value * :tick_ns,
     value * s.tick_j, CASE value WHEN 0 THEN 'start' ELSE '' END, 1000000, 2000
     FROM each CROSS JOIN of_series s WHERE s.id > 1 OR value = 0 OR value % 36000 <> 18000"""
@@ -48,9 +57,10 @@ _TICKS: Final = """INSERT INTO ticks
 
 def main() -> int:
     """Run the parts; 0 when every demand is met."""
-    options = make_parser(__doc__, "an hour and a day", SPANS_H).parse_args()
+    options = make_parser(__doc__, "an hour and a day", [*SPANS_H, "direct", "exec"]).parse_args()
     spans = {name: hours for name, hours in SPANS_H.items() if hours <= 24 or not options.quick}
-    return run({name: lambda name=name, hours=hours: measure(name, hours) for name, hours in spans.items()}, options)
+    parts = {name: lambda name=name, hours=hours: measure(name, hours) for name, hours in spans.items()}
+    return run(parts | {"direct": measure_direct, "exec": measure_exec}, options)
 
 
 def measure(name: str, hours: int) -> Iterator[Line]:
@@ -68,6 +78,48 @@ def measure(name: str, hours: int) -> Iterator[Line]:
         yield at_most(f"{name}: memory, MB", ASKED_MB, megabytes, f"{megabytes:.0f}")
         off_j = abs(total["joules"] - truth_j)
         yield at_most(f"{name}: off the truth, J", round(total["error_j"], 1), off_j, f"{off_j:.2g} of {truth_j:.0f}")
+
+
+def measure_direct() -> Iterator[Line]:
+    """Take the edges of direct windows, and read the same counters beside them."""
+    with tempfile.TemporaryDirectory(prefix="energymon-") as name:
+        config = SensorConfig(sensors=("powercap",), sysfs=Path(name) / "sys")
+        with sockets(Path(name), update_ms=1.0, interval_ms=1000.0), Meter(config=config) as meter:
+            (sensor,) = meter._sensors
+            beside_us = []
+            for _ in range(READS):
+                time.sleep(0.005)
+                begin_ns = time.perf_counter_ns()
+                sensor.sample()
+                read_ns = time.perf_counter_ns()
+                meter.edge()
+                beside_us.append((time.perf_counter_ns() - read_ns - (read_ns - begin_ns)) / 1e3)
+    shown = spread(beside_us, 1)
+    yield at_most("a direct read beside the counters' own, µs", ASKED_US, median(beside_us), shown, us=beside_us)
+
+
+def measure_exec() -> Iterator[Line]:
+    """Run `sleep` alone and by `exec` in turns, with the modules compiled to bytecode."""
+    with tempfile.TemporaryDirectory(prefix="energymon-") as name:
+        folder = Path(name)
+        os.environ |= {"PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+        with sockets(folder, update_ms=1.0, interval_ms=1000.0):
+            hosts = {"two sockets": folder / "sys", "no sensor": folder / "none"}
+            for (host, sysfs), command in product(hosts.items(), (["sleep", "1"], ["true"])):
+                options = ["--sysfs", sysfs, "--nvml", folder / "none.so", "--json", folder / "out"]
+                argv = [sys.executable, "-m", "energymon", "exec", *options, "--", *command]
+                wall_s(argv)
+                added_ms = [1e3 * (wall_s(argv) - wall_s(command)) for _ in range(EXECS)]
+                asked = ASKED_MS if command == ["sleep", "1"] else None
+                what = f"exec adds to `{' '.join(command)}`, {host}, ms"
+                yield at_most(what, asked, median(added_ms), spread(added_ms, 0), ms=added_ms)
+
+
+def wall_s(argv: Sequence[str | Path]) -> float:
+    """Return how long a command takes, s."""
+    begin_s = time.perf_counter()
+    subprocess.run(argv, cwd=REPO, check=True)
+    return time.perf_counter() - begin_s
 
 
 def generate(path: Path, hours: int) -> None:

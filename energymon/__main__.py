@@ -1,11 +1,9 @@
-"""`python -m energymon run | send | query | sessions | export | doctor | calibrate | clock | dashboard | unit`."""
+"""`python -m energymon COMMAND`: exec, run, send, query, sessions, export, doctor, calibrate, clock, dashboard, unit."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from energymon.errors import EnergyError, OptionError
+from energymon.sensors.boards import ALL, VISIBLE
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 from joulefeed.signals import run_program
@@ -37,10 +36,11 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status.
 
-    That is 0, 1 for doctor on a host of which something has no figure, 1 for calibrate where a source failed, 2 for an
-    error, and 3 for a query that knows no joules at all.
+    That is the command's for exec, else 0, 1 for doctor on a host of which something has no figure, 1 for calibrate
+    where a source failed, 2 for an error, and 3 for a query that knows no joules at all.
     """
-    options = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    options = _parser(argv).parse_args(argv)
     try:
         status = int(options.command(options))
         if sys.stdout is not None:
@@ -73,7 +73,16 @@ def _require_stdout() -> None:
         raise OptionError("stdout is closed; expected somewhere to print to")
 
 
+def _exec(options: argparse.Namespace) -> int:
+    from energymon.cli.exec import run_exec
+
+    owner = "command" if options.attribute == "" else options.attribute
+    return run_exec(options.argv, _sensors(options), owner, options.json)
+
+
 def _run(options: argparse.Namespace) -> int:
+    import platform
+
     from energymon.agent.main import AgentConfig, print_failure, run
     from energymon.clock.monotonic import duration_ns
 
@@ -176,6 +185,8 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _clock(options: argparse.Namespace) -> int:
+    import json
+
     from energymon.clock.sync import Responder, split_address
 
     _require_stdout()
@@ -197,6 +208,8 @@ def _clock(options: argparse.Namespace) -> int:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
+    import json
+
     from energymon.influx.dashboard import apply_dashboard, template
     from energymon.influx.settings import InfluxSettings
 
@@ -217,6 +230,7 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
         cpu_tdp_w=options.cpu_tdp_w,
         cpu_idle_fraction=options.cpu_idle_fraction,
         sysfs=options.sysfs,
+        boards=options.boards,
         nvml=options.nvml,
         delays_s=dict(options.delay_ms),
         wall=tuple(options.wall),
@@ -237,27 +251,31 @@ def _above_zero(text: str) -> float:
     return number
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands, or of the one that begins `argv`: the others take their time to describe."""
     parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands)
-    _add_send(commands)
-    _add_query(commands)
-    _add_sessions(commands)
-    _add_export(commands)
-    _add_doctor(commands)
-    _add_calibrate(commands)
-    _add_clock(commands)
-    _add_dashboard(commands)
-    _add_unit(commands)
+    adders = (_add_exec, _add_run, _add_send, _add_query, _add_sessions, _add_export, _add_doctor, _add_calibrate)
+    every = {add.__name__.removeprefix("_add_"): add for add in (*adders, _add_clock, _add_dashboard, _add_unit)}
+    for name in argv[:1] if argv and argv[0] in every else every:
+        every[name](commands)
     return parser
 
 
-def _sensing() -> argparse.ArgumentParser:
-    """Return the options that `run` and `doctor` share."""
+def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
+    """Return the options that `run` and `doctor` share, and `exec`, which does not sample."""
     sensing = argparse.ArgumentParser(add_help=False)
-    sensing.add_argument("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
+    if samples:
+        sensing.add_argument("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
+    boards = ALL if samples else VISIBLE
+    sensing.add_argument(
+        "--boards",
+        default=boards,
+        metavar="WHICH",
+        help="GPU boards: all, visible, which CUDA_VISIBLE_DEVICES names, or indices of NVML and UUIDs, joined by "
+        f"commas ({boards})",
+    )
     sensing.add_argument("--sensors", default="auto", help=f"auto, or which must be there: {','.join(SENSORS)}")
     sensing.add_argument(
         "--estimate",
@@ -299,6 +317,29 @@ def _sensing() -> argparse.ArgumentParser:
     )
     sensing.add_argument("--wall-ca", type=Path, metavar="FILE", help="certificates to trust for https (the system's)")
     return sensing
+
+
+def _add_exec(commands: _Commands) -> None:
+    does = "run a command and print what this host used meanwhile"
+    command = commands.add_parser(
+        "exec",
+        parents=[_sensing(samples=False)],
+        usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]",
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}, on stderr: joules, their error and accuracy, seconds. The exit "
+        "status is the command's, 127 where it is missing, and 128 and the signal's number where a signal ended it.",
+    )
+    command.add_argument(
+        "--attribute",
+        nargs="?",
+        const="",
+        metavar="CGROUP",
+        help="show the command's share of the CPU's joules by CPU time, which is no measurement, or that of a control "
+        "group's folder",
+    )
+    command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write JSON, to stderr without a FILE")
+    command.add_argument("argv", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    command.set_defaults(command=_exec)
 
 
 def _add_run(commands: _Commands) -> None:

@@ -28,6 +28,9 @@ _AGAIN_S: Final = 0.01
 _LONGEST_IMPORT_S: Final = 10.0
 """How long a signal waits for the end of an import; then it ends the process at once."""
 
+ignored: Final[list[signal.Signals]] = []
+"""The signals that this program was started to ignore, by `nohup` for example; what it runs for a user ignores them."""
+
 
 class Interrupted(BaseException):
     """A signal asks the program to end. Like KeyboardInterrupt it is no Exception, so that no library swallows it."""
@@ -115,7 +118,8 @@ def begin_program() -> None:
         atexit.register(_end)
         os.register_at_fork(after_in_child=_begin_child)
         for number in _NUMBERS:
-            signal.signal(number, _take)
+            if signal.signal(number, _take) is signal.SIG_IGN:
+                ignored.append(number)
 
 
 def _begin_child() -> None:

@@ -24,12 +24,12 @@ from typing import Any, Final, cast
 from energymon.agent.prometheus import metrics, serve
 from energymon.agent.sender_process import SenderProcess
 from energymon.agent.service import group_of
-from energymon.analysis.accuracy import load_calibrations, with_accuracy
+from energymon.analysis.accuracy import describe, load_calibrations
 from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
-from energymon.errors import EnergyError, NoSensorError, OptionError, StoreError
+from energymon.errors import EnergyError, OptionError, StoreError
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import ESTIMATE, WALL_MARGIN_S, Baseline, ClockOffset, Event, Session
 from energymon.sampling.edges import EdgeListener, follow_ups_ns, socket_path
@@ -125,12 +125,7 @@ def run(config: AgentConfig) -> int:
     group = None if config.group is None else group_of(config.group, config.store)
     found = discover(config.sensors, config.interval_ns)
     try:
-        if not found.sensors:
-            gaps = "".join(f"\n  {gap}" for gap in found.missing)
-            raise NoSensorError(
-                f"nothing on this host measures energy:{gaps}\n"
-                "`--estimate missing` samples a labelled estimate of CPU energy instead"
-            )
+        found.require()
         with SqliteStore.create(config.store, group) as store:
             agent = _SamplingRun(config, found, store, loop, group)
             status = agent.run()
@@ -267,15 +262,12 @@ class _SamplingRun:
     def _begin(self, last_ns: int) -> Session:
         """Record the session, which starts after the last tick of the one before it."""
         calibrations = load_calibrations(_print_stderr)
+        found, unknown = self._found, self._found.unknown(self._config.interval_ns)
         description = {
-            "sensors": [
-                with_accuracy(one.describe(), calibrations, self._config.interval_ns) for one in self._found.sensors
-            ],
-            "missing": [str(gap) for gap in self._found.missing],
-            "unreadable": [
-                {"device": device, "domain": domain, "reason": why}
-                for (device, domain), why in self._found.unknown(self._config.interval_ns).items()
-            ],
+            **describe(
+                (one.describe() for one in found.sensors), unknown, found.boards, calibrations, self._config.interval_ns
+            ),
+            "missing": [str(gap) for gap in found.missing],
             **({"run": self._config.run} if self._config.run is not None else {}),
             "host": platform.node(),
             "kernel": platform.release(),

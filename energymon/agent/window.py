@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import sys
@@ -12,15 +13,18 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
+from energymon.agent.cpu_time import AttributedEnergy, CpuTime, attribute, cpu_time
+from energymon.agent.direct import Meter, Span, shared_meter
 from energymon.agent.process import Agent, shared_agent, wait_until_read
-from energymon.analysis.attribution import EnergyComponent
+from energymon.analysis.attribution import EnergyComponent, channels_of, of_boards
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
-from energymon.errors import EnergyError, WindowError
-from energymon.reading import Session
+from energymon.errors import EnergyError, OptionError, WindowError
+from energymon.reading import Event, Session
 from energymon.sampling.edges import Asker, is_abandoned
+from energymon.sensors.boards import CUDA, VISIBLE, boards_of, choose_boards, name_boards
 from energymon.store import SqliteStore
 
 STORE: Final = "ENERGYMON_STORE"
@@ -33,7 +37,11 @@ class Window:
     Windows may nest, overlap and be used in several threads. The store is the one given, else that of `agent`, else
     the one that ENERGYMON_STORE names; without any, the first window of the process starts an agent that samples
     this host until the process ends. The figures wait until the store has a reading past the window's end, for an
-    interval and three seconds at most, and are then kept.
+    interval and three seconds at most, and are then kept. With `direct` there is no agent: this process reads the
+    counters of the host itself, in microseconds.
+
+    `async with` works too: the event loop goes on while an agent starts, and in `await window.settled()` while the
+    figures are waited for.
     """
 
     def __init__(
@@ -45,13 +53,36 @@ class Window:
         store: SqliteStore | Path | str | None = None,
         agent: Agent | None = None,
         period_s: float | None = None,
+        direct: bool | Meter = False,
+        boards: str = VISIBLE,
+        attribute: str | Path | None = None,
     ) -> None:
-        """Take a name for messages, and whether CUDA is synchronised at the edges, if torch uses it.
+        """Take what to measure; nothing is read yet.
 
-        `node` is whose energy (this host's, or that of the store's only node). `period_s` is the time after which the
-        load repeats, such as a training step, s: an event in `energy` then says where a sensor resonates with it.
+        Args:
+            name: Name for messages; default none.
+            sync_cuda: Whether CUDA is synchronised at the edges, if torch uses it; default no.
+            node: Whose energy; default this host's, or that of the store's only node.
+            store: Store of an agent that runs already; default see above.
+            agent: Agent that samples; default see above.
+            direct: Whether this process reads the counters itself, or the meter that does; default no.
+            boards: GPU boards of this host that count: those that CUDA_VISIBLE_DEVICES names ("visible"), "all", or
+                indices of NVML and UUIDs, joined by commas; default "visible".
+            attribute: Whose share of the CPU's joules is `attributed`: "process" or a control group's folder; default
+                nobody's.
+            period_s: Time after which the load repeats, such as a training step, s; an event in `energy` then says
+                where a sensor resonates with it; default unknown.
         """
+        if direct and (store or agent or node):
+            raise OptionError("a direct window reads the counters of this host: expected no store, agent or node")
         self.name = name
+        self._direct = direct
+        self._span: Span | None = None
+        self._boards = boards
+        self._environment: Mapping[str, str] = {}
+        self._owner = attribute
+        self._cpu_times: list[CpuTime] = []
+        self._is_here = bool(direct)
         self._sync_cuda = sync_cuda
         self._node = node
         self._where: SqliteStore | Path | str | None = store
@@ -65,24 +96,70 @@ class Window:
         self._failed: EnergyError | None = None
 
     def __enter__(self) -> Self:
-        if self._start_ns:
-            raise WindowError(f"{self._label()} was used before; make another one")
-        self._locate()
-        self._asker = self._connected()
-        if self._sync_cuda:
-            _synchronize_cuda()
-        self._start_ns, self._began_ns = self._edge()
-        return self
+        self._prepare()
+        return self._begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._sync_cuda and kind is None:
             _synchronize_cuda()
-        self._end_ns, self._ended_ns = self._edge()
+        self._end()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._prepare)
+        return self._begin()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._sync_cuda and kind is None:
+                await asyncio.to_thread(_synchronize_cuda)
+        finally:
+            self._end()
+
+    async def settled(self) -> Self:
+        """Wait for the figures, which are there at once then; the event loop goes on meanwhile."""
+        await asyncio.to_thread(self.settle)
+        return self
+
+    def _prepare(self) -> None:
+        """Find or start what reads the sensors."""
+        if self._start_ns:
+            raise WindowError(f"{self._label()} was used before; make another one")
+        self._environment = {name: os.environ[name] for name in CUDA if name in os.environ}
+        if self._direct:
+            self._direct = self._direct if isinstance(self._direct, Meter) else shared_meter()
+        else:
+            self._locate()
+            self._asker = self._connected()
+        if self._sync_cuda:
+            _synchronize_cuda()
+
+    def _begin(self) -> Self:
+        self._take_cpu_time()
+        if isinstance(self._direct, Meter):
+            self._span = self._direct.begin()
+            self._start_ns, self._began_ns = self._span.start_utc_ns, self._span.start_ns
+        else:
+            self._start_ns, self._began_ns = self._edge()
+        return self
+
+    def _end(self) -> None:
+        if self._span is not None:
+            self._span.end()
+            self._end_ns, self._ended_ns = self._span.end_utc_ns, self._span.end_ns
+        else:
+            self._end_ns, self._ended_ns = self._edge()
+        self._take_cpu_time()
         if self._asker is not None:
             self._asker.close()
             self._asker = None
+
+    def _take_cpu_time(self) -> None:
+        if self._owner is not None:
+            self._cpu_times.append(cpu_time(self._owner))
 
     @property
     def start_ns(self) -> int:
@@ -152,6 +229,17 @@ class Window:
         The bound of their error, and all series, are in `energy`.
         """
         return self._total().net_j
+
+    @property
+    def attributed(self) -> AttributedEnergy:
+        """The share of the CPU's joules that is attributed to a process or group by CPU time; no measurement.
+
+        Raises OptionError for a window without `attribute`, and what `energy` raises.
+        """
+        energy = self.energy
+        if self._owner is None or not self._is_here:
+            raise OptionError(f'{self._label()} attributes nothing: expected attribute="process" and this host')
+        return attribute(energy, *self._cpu_times)
 
     @property
     def estimated(self) -> bool:
@@ -229,6 +317,12 @@ class Window:
 
     def _look_up(self) -> WindowEnergy:
         self._require_end()
+        if self._span is not None:
+            meter = self._span.meter
+            found = self._counted(meter.energy(self._span), meter.description)
+            if not found.components or not found.energies:
+                raise WindowError(f"{self._label()} has no figure of any counter{_event_lines(found)}")
+            return found
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
             raise WindowError(
@@ -248,7 +342,18 @@ class Window:
         (found,) = query(store, start_ns, end_ns, session.node, net=True, clock=clock, period_s=self._period_s)
         if not found.components or not found.energies:
             raise self._uncovered(store, session, end_ns, found)
-        return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
+        found = replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
+        self._is_here = span is not None
+        return self._counted(found, session.description) if self._is_here else found
+
+    def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
+        """Leave out the boards of this host that do not count, and say so; raises OptionError."""
+        boards = boards_of(description)
+        if (counted := choose_boards(self._boards, boards, self._environment)) is None:
+            return found
+        found = of_boards(found, channels_of(description, found.node), counted)
+        event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
+        return replace(found, events=(event, *found.events))
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
         """Return the session whose readings these are, and the window by the clock of its readings.

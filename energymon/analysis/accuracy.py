@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import product
@@ -196,6 +196,21 @@ def accuracy_of(source: str, model: str, found: SensorCalibration | None, interv
     else:
         why = f"{source} did not follow the load of the calibration"
     return Accuracy(None, 0.0, 0.0, why)
+
+
+def describe(
+    sensors: Iterable[Mapping[str, Any]],
+    unknown: Mapping[tuple[str, Any], str],
+    boards: str,
+    calibrations: Mapping[str, SensorCalibration],
+    interval_ns: int,
+) -> dict[str, Any]:
+    """Return what the windows over sensors need to know: these with their accuracy, parts without a figure, boards."""
+    return {
+        "sensors": [with_accuracy(one, calibrations, interval_ns) for one in sensors],
+        "unreadable": [{"device": part[0], "domain": part[1], "reason": why} for part, why in unknown.items()],
+        "boards": boards,
+    }
 
 
 def with_accuracy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 from energymon.analysis.accuracy import Accuracy
 from energymon.analysis.baseline import net
@@ -26,6 +26,7 @@ _FIGURES: Final = (
     *("idle_j", "net_j", "net_error_j"),
 )
 """What Energy and EnergyComponent have in common and is summed."""
+_Energy = TypeVar("_Energy", bound="NodeEnergy")
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 
@@ -213,6 +214,46 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
         for sensor in sensors
         for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ())
     ]
+
+
+def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> _Energy:
+    """Return what a node used without the GPU boards that do not count."""
+
+    def counts(device: str, domain: str) -> bool:
+        return domain != "gpu" or device in counted
+
+    energies = tuple(one for one in energy.energies if counts(one.device, one.domain))
+    best = tuple(one for one in energy.best if counts(one.device, one.domain))
+    expected = frozenset(part for part in channels.devices if counts(*part))
+    module = channels.module and bool(counted)
+    parts = components(best, replace(channels, devices=expected, module=module))
+    return replace(energy, energies=energies, best=best, components=tuple(parts))
+
+
+def divide_cpu_joules(
+    energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool
+) -> dict[str, float | None]:
+    """Divide a host's CPU joules by CPU time; the parts and `other`, the rest, add up to them.
+
+    This attributes joules and measures none. A part whose CPU time is unknown is None and belongs to `other`. All are
+    None where the joules are unknown, or where the processors did nothing, or where the joules are negative: the host
+    was not idle when its idle power was measured.
+
+    Args:
+        energy: What the host used.
+        busy_s: CPU time of all of its processors, s.
+        used_s: CPU time by part, s.
+        net: Whether joules net of idle are divided, or all.
+    """
+    cpu = next((one for one in energy.components if one.name == "cpu"), None)
+    joules = None if cpu is None else cpu.net_j if net else cpu.joules
+    if joules is None or joules < 0 or busy_s <= 0:
+        return {**dict.fromkeys(used_s), "other": None}
+    known = {name: value for name, value in used_s.items() if value is not None}
+    # The counters of processes and of the host are not read at one instant.
+    whole_s = max(busy_s, sum(known.values()))
+    parts = {name: joules * value / whole_s for name, value in known.items()}
+    return {**dict.fromkeys(used_s), **parts, "other": joules - sum(parts.values())}
 
 
 def directness(source: str) -> int:

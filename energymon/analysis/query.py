@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from energymon.analysis.attribution import EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
 from energymon.analysis.baseline import baseline_of, baselines_at
@@ -116,6 +116,20 @@ def amount_of(joules: float | None, per_kwh: float) -> float | None:
     return None if joules is None else joules * per_kwh / _J_PER_KWH
 
 
+def standing_events(description: Mapping[str, Any], t_ns: int, node: str) -> Iterator[Event]:
+    """Yield what holds for every window of an agent, as events at `t_ns`: parts that it cannot read, boards."""
+    for (device, domain), reason in channels_of(description, node).unreadable.items():
+        message = f"{device} {domain} was found and cannot be read; {domain} and the total are unknown: {reason}"
+        message += "; --sensors measures what it names alone"
+        yield Event(t_ns, node, "part-unreadable", message)
+    for sensor in description.get("sensors") or ():
+        if sensor.get("slices") is not None:
+            message = f"{sensor['channels'][0]['device']}: whole board in MIG mode, with all its slices"
+            yield Event(t_ns, node, "mig", message)
+    if boards := description.get("boards"):
+        yield Event(t_ns, node, "boards", str(boards))
+
+
 class _NodeQuery:
     """One node of the store, and a window seen through its clock."""
 
@@ -192,7 +206,7 @@ class _NodeQuery:
             end_ns=self._window_ns[1],
             missed_share=missed_share(self._store.ticks(start_ns, end_ns, self._node), start_ns, end_ns, interval_ns),
             events=(
-                *self._unreadable(),
+                *standing_events(self._session.description, self._window_ns[0], self._node),
                 *self._clock_events(),
                 *self._restarts(start_ns, end_ns),
                 *self._events(start_ns, end_ns),
@@ -221,12 +235,6 @@ class _NodeQuery:
             for begin, stop in pairwise(edges)
             for part in covered(self._store, begin, stop if stop == end_ns else stop - 1, self._node)
         ]
-
-    def _unreadable(self) -> Iterator[Event]:
-        for (device, domain), reason in self._channels.unreadable.items():
-            message = f"{device} {domain} was found and cannot be read; {domain} and the total are unknown: {reason}"
-            message += "; --sensors measures what it names alone"
-            yield Event(self._window_ns[0], self._node, "part-unreadable", message)
 
     def _clock_events(self) -> Iterator[Event]:
         for t_ns, instant in zip(self._window_ns, (self._start, self._end), strict=True):

@@ -63,6 +63,7 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
         unknown += _failing(shown)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
+        lines += [f"boards {found.boards}"] if found.boards else []
         _say("sensors", lines)
         _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
         _say("unknown", unknown)
@@ -129,6 +130,8 @@ def _about(sensor: Sensor) -> Iterator[str]:
         counted_ms = described.get("counter_period_ms")
         every = f"counter updated every {counted_ms:.3g} ms" if isinstance(counted_ms, float) else "counter not probed"
         yield f"  {described['model']}, {described['uuid']}, driver {described['driver']}; {every}"
+    if described.get("slices") is not None:
+        yield "  whole board in MIG mode: its slices have no counter of their own"
     if described.get("module_power"):
         yield "  its counter covers the whole module, CPU and memory too, which are not added to it"
     if "meter" in described:

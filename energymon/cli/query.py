@@ -147,6 +147,11 @@ def render(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AM
     return "\n\n".join(parts)
 
 
+def figures(window: WindowEnergy) -> list[str]:
+    """Return a window's joules by component, where their accuracy is from, and what happened."""
+    return [*_components(window.components, {}, net=False), *_accuracies(window), *_events(window.events)]
+
+
 def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
     lines = [
         f"{window.node}: {_utc(window.start_ns)} to {_utc(window.end_ns)}, "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -111,6 +110,8 @@ class Clock:
 
 def utc_text(ns: int) -> str:
     """Return UTC ns as ISO 8601, to the microsecond."""
+    from datetime import UTC, datetime
+
     return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")
 
 

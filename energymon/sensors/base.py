@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
+from energymon.errors import NoSensorError
 from energymon.reading import ESTIMATE, Domain
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 CLOSED: Final = -1
 """Stands for a descriptor that is closed."""
@@ -138,6 +141,8 @@ class Discovery:
 
     sensors: tuple[Sensor, ...]
     missing: tuple[Missing, ...] = ()
+    boards: str = ""
+    """Which boards were chosen, and which not; "" where all are."""
 
     @property
     def unreadable(self) -> dict[Part, Missing]:
@@ -155,6 +160,15 @@ class Discovery:
     def unknown(self, interval_ns: int) -> dict[Part, str]:
         """Return the parts that have no figure at ticks of `interval_ns`, so that their domain has none, and why."""
         return {part: str(gap) for part, gap in self.unreadable.items()} | wrapping(self.sensors, interval_ns)
+
+    def require(self) -> None:
+        """Raise NoSensorError where there is no sensor."""
+        if not self.sensors:
+            gaps = "".join(f"\n  {gap}" for gap in self.missing)
+            raise NoSensorError(
+                f"nothing on this host measures energy:{gaps}\n"
+                "`--estimate missing` samples a labelled estimate of CPU energy instead"
+            )
 
     def close(self) -> None:
         """Close every sensor."""

@@ -11,6 +11,7 @@ from energymon.errors import EnergyError, OptionError, SensorError
 from energymon.reading import COUNTERS, Domain
 from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing, Part
+from energymon.sensors.boards import ALL
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.meters import open_meter
 from energymon.sensors.nvml import open_nvml
@@ -38,6 +39,8 @@ class SensorConfig:
     """TDP of all sockets together, W; None is a default per logical CPU."""
     cpu_idle_fraction: float = IDLE_FRACTION
     sysfs: Path = Path("/sys")
+    boards: str = ALL
+    """Which boards, as boards.choose_boards takes them; "" opens none."""
     nvml: Path | None = None
     """NVML's library; None takes the driver's."""
     delays_s: Mapping[str, float] = field(default_factory=dict)
@@ -67,18 +70,21 @@ class SensorConfig:
                 )
 
 
-def discover(config: SensorConfig, interval_ns: int) -> Discovery:
+def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) -> Discovery:
     """Open the sensors that `config` asks for.
 
-    Raises SensorError when one that was named is missing, and OptionError for a meter that cannot be meant.
+    Unless it `settles`, it is not seen which counters rest or repeat others, and how often they are updated; that
+    takes some tenths of a second. Raises SensorError when one that was named is missing, and OptionError, such as for
+    a meter that cannot be meant.
     """
+    settle_s = SETTLE_S if settles else 0.0
     openers: Mapping[str, Callable[[], Discovery]] = {
-        "rapl": lambda: open_rapl(config.sysfs),
-        "perf": lambda: perf.open_perf(config.sysfs, zones=powercap.domains(config.sysfs)),
-        "powercap": lambda: powercap.open_powercap(config.sysfs),
-        "nvml": lambda: open_nvml(interval_ns, config.nvml),
+        "rapl": lambda: open_rapl(config.sysfs, settle_s),
+        "perf": lambda: perf.open_perf(config.sysfs, settle_s=settle_s, zones=powercap.domains(config.sysfs)),
+        "powercap": lambda: powercap.open_powercap(config.sysfs, settle_s=settle_s),
+        "nvml": lambda: open_nvml(interval_ns, config.nvml, config.boards, settles=settles),
     }
-    wanted = [name for name in SENSORS if name in config.sensors] or ["rapl", "nvml"]
+    wanted = [name for name in SENSORS if name in config.sensors] or ["rapl", *(["nvml"] if config.boards else [])]
     opened = {name: openers[name]() for name in wanted}
     sensors = [sensor for discovery in opened.values() for sensor in discovery.sensors]
     missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
@@ -99,7 +105,7 @@ def discover(config: SensorConfig, interval_ns: int) -> Discovery:
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
         sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
-    return Discovery(tuple(sensors), missing)
+    return Discovery(tuple(sensors), missing, "".join(discovery.boards for discovery in opened.values()))
 
 
 def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:

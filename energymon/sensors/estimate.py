@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import CLOSED, SensorChannel, SensorPoint
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 TDP_W_PER_CPU: Final = 5.2
 """Watts per logical CPU: the EMLIO paper's Intel Xeon Gold 6126, 125 W over 24 threads (Intel ARK)."""
@@ -64,6 +66,8 @@ class EstimateSensor:
 
     def operations(self) -> list[Operation] | None:
         """Return the read."""
+        from energymon.ticker.ticker import Operation
+
         return [Operation(_LINE_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
 
     def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:

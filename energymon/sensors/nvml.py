@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Discovery, Missing, SensorChannel, SensorPoint, samples_power_alone
+from energymon.sensors.boards import ALL, Board, choose_boards, name_boards
 from energymon.sensors.counter import Counter, DeviceSeries, PowerIntegral
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -24,7 +27,9 @@ from energymon.sensors.nvml_library import (
     unanswered,
 )
 from energymon.sensors.updates import Poll, lag_of, period_ms, polled
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 _PROBE_S: Final = 0.3
 _PROBE_LONGEST_S: Final = 1.5
@@ -56,6 +61,7 @@ class NvmlSensor:
         self._model = _text(nvml.nvmlDeviceGetName(self._handle))
         self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self.board = Board(self._device, self._uuid, self._model, _slices(nvml, self._handle))
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
         self._calls: list[tuple[NvmlCall, list[DeviceSeries]]] = list(self._plan(interval_ns))
@@ -115,13 +121,14 @@ class NvmlSensor:
         return points
 
     def describe(self) -> dict[str, object]:
-        """Return the board's model and UUID, what its counter covers and how often it is updated."""
+        """Return model and UUID, what the counter covers and how often it is updated, and the slices in MIG mode."""
         described: dict[str, object] = {
             "sensor": NAME,
             "driver": self._driver,
             "model": self._model,
             "uuid": self._uuid,
             "module_power": self._module,
+            "slices": self.board.slices,
             "counter_period_ms": self._counter_period_ms,
         }
         described["channels"] = [
@@ -252,11 +259,12 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
-    """Open every board that NVML shows, a sensor each; those without energy of their own are named in `missing`.
+def open_nvml(interval_ns: int, library: Path | None = None, boards: str = ALL, *, settles: bool = True) -> Discovery:
+    """Open every board that NVML shows, or those of a choice, a sensor each; those without energy are in `missing`.
 
     `library` is loaded in place of the driver's. The counters are polled for 0.3 s, and for longer where they are
-    slow, to learn how often they are updated.
+    slow, to learn how often they are updated, unless there is no time to settle. Raises OptionError for a choice that
+    names no board.
     """
     nvml: CObject = load(library)
     if isinstance(nvml, Missing):
@@ -266,10 +274,7 @@ def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
     try:
         for index in range(nvml.nvmlDeviceGetCount()):
             try:
-                if _is_sliced(nvml, index):
-                    missing.append(_sliced(index))
-                else:
-                    sensors.append(NvmlSensor(nvml, index, interval_ns))
+                sensors.append(NvmlSensor(nvml, index, interval_ns))
             except nvml.NVMLError as error:
                 remedy = "check that nvidia-smi shows its power as this user"
                 missing.append(Missing(NAME, f"gpu-{index}: {error}", remedy, ((f"gpu-{index}", "gpu"),)))
@@ -278,10 +283,18 @@ def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
     finally:
         # The sensors hold the library from here on.
         nvml.nvmlShutdown()
-    _probe(sensors)
     if not sensors and not missing:
         missing.append(Missing(NAME, "the driver shows no GPU", "check nvidia-smi -L"))
-    return Discovery(tuple(sensors), tuple(missing))
+    known = [sensor.board for sensor in sensors] + [Board(part[0]) for gap in missing for part in gap.parts]
+    if (counted := choose_boards(boards, known, os.environ)) is not None:
+        for sensor in sensors:
+            if sensor.board.device not in counted:
+                sensor.close()
+        sensors = [sensor for sensor in sensors if sensor.board.device in counted]
+        missing = [gap for gap in missing if not gap.parts or gap.parts[0][0] in counted]
+    if settles:
+        _probe(sensors)
+    return Discovery(tuple(sensors), tuple(missing), "" if counted is None else name_boards(known, counted))
 
 
 def _probe(sensors: Iterable[NvmlSensor]) -> None:
@@ -297,19 +310,17 @@ def _probe(sensors: Iterable[NvmlSensor]) -> None:
         sensor.learn_updates(looks, _PROBE_LONGEST_S)
 
 
-def _is_sliced(nvml: CObject, index: int) -> bool:
+def _slices(nvml: CObject, handle: CObject) -> list[str] | None:
+    """Return the UUIDs of a board's slices; None for a board that is not in MIG mode."""
     try:
-        current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(index))
+        if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+            return None
     except nvml.NVMLError:
-        # Boards that cannot be sliced answer so; one that has failed fails again when it is opened.
-        return False
-    return bool(current)
-
-
-def _sliced(index: int) -> Missing:
-    return Missing(
-        NAME,
-        f"gpu-{index} is in MIG mode, and its slices have no energy counter of their own",
-        "switch MIG off (nvidia-smi -mig 0) to measure this board",
-        ((f"gpu-{index}", "gpu"),),
-    )
+        # Boards that cannot be sliced answer so.
+        return None
+    found = []
+    with suppress(nvml.NVMLError):
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with suppress(nvml.NVMLError_NotFound):
+                found.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
+    return found

@@ -7,10 +7,13 @@ import importlib
 import struct
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from energymon.sensors.base import Missing, Part
-from energymon.ticker.ticker import Operation
+from energymon.sensors.boards import UNCOUNTED
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation
 
 NAME: Final = "nvml"
 _DRIVERS: Final = "libnvidia-ml.so.1"
@@ -30,8 +33,7 @@ other, and the rest of a short value is not cleared."""
 _UNKNOWN: Final = 999
 """NVML_ERROR_UNKNOWN."""
 
-_ALL_BOARDS: Final[Part] = ("gpus", "gpu")
-"""Stands for boards whose number is not known."""
+_ALL_BOARDS: Final[Part] = (UNCOUNTED, "gpu")
 
 CObject: TypeAlias = Any
 """A function, a handle or a pointer of ctypes or pynvml, which have no types."""
@@ -68,6 +70,8 @@ class NvmlCall:
     @property
     def operation(self) -> Operation:
         """The call for compiled code."""
+        from energymon.ticker.ticker import Operation
+
         return Operation(
             len(self.buffer),
             function=_address(self.function),

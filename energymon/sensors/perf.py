@@ -7,7 +7,6 @@ import ctypes
 import errno
 import math
 import os
-import platform
 import re
 import struct
 import sys
@@ -176,9 +175,9 @@ class _PerfGroup(RaplCounters):
 
 def _perf_event_open(pmu_type: int, config: int, cpu: int, group_fd: int) -> int:
     """Count an event of all processes on one CPU; a group_fd of -1 leads a group. Raises OSError."""
-    number = _SYSCALLS.get(platform.machine())
+    number = _SYSCALLS.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, f"the number of perf_event_open on {platform.machine()} is not known here")
+        raise OSError(errno.ENOSYS, f"the number of perf_event_open on {os.uname().machine} is not known here")
     attr = ctypes.create_string_buffer(_ATTR.pack(pmu_type, _ATTR.size, config, 0, 0, _FORMAT_GROUP, 0, 0, 0, 0))
     long = ctypes.c_long
     syscall = ctypes.CDLL(None, use_errno=True).syscall

@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from energymon.reading import Domain
 from energymon.sensors.base import CLOSED, Missing, Part, RawCounter, SensorChannel, SensorPoint
 from energymon.sensors.counter import Counter, DeviceSeries
 from energymon.sensors.updates import lag_of, polled
-from energymon.ticker.ticker import Operation, Raw
+
+if TYPE_CHECKING:
+    from energymon.ticker.ticker import Operation, Raw
 
 MAX_DOMAIN_W: Final = 1000.0
 """Above what any socket or its DRAM draws."""
@@ -140,6 +142,8 @@ class RaplSensor:
 
     def operations(self) -> list[Operation] | None:
         """Return a read a descriptor; None while one of them is closed or in doubt."""
+        from energymon.ticker.ticker import Operation
+
         if self._broken or self._errors or any(file.fd == CLOSED for file in self._files):
             return None
         return [Operation(file.size, fd=file.fd, seeks=file.seeks) for file in self._files]

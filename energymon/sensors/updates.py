@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Final
 
 from energymon.clock.monotonic import NS
@@ -34,6 +33,8 @@ def period_ms(shown: Iterable[tuple[int, object]]) -> float | None:
 
     None when fewer than two changes were seen.
     """
+    from statistics import median
+
     changes = [after for before, after in pairwise(shown) if before[1] != after[1]]
     return median((after[0] - before[0]) / 1e6 for before, after in pairwise(changes)) if len(changes) > 1 else None
 
@@ -75,6 +76,8 @@ def lag_of(shown: Sequence[Poll]) -> float | None:
     That is the longest time between two updates, with a margin. Where the poller was held up around an update, the
     time between updates is taken to be what it surely was.
     """
+    from statistics import median
+
     changes = [(before, after) for before, after in pairwise(shown) if before.value != after.value]
     gaps = [
         # (surely at least, surely at most)

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+import energymon
 from energymon import Baseline, Energy, NodeEnergy, Reading
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
@@ -50,27 +51,12 @@ def has_baseline(cell: CellRecord) -> bool:
 
 
 def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool) -> Parts:
-    """Divide a host's CPU joules among `PARTS` by their CPU time; the parts add up to them.
+    """Divide a host's CPU joules among `PARTS` by their CPU time, as `energymon.divide_cpu_joules` does.
 
-    A part whose CPU time is unknown, or that has no process of its own, is None and belongs to `other`. All parts are
-    None where the joules are unknown, or where the processors did nothing. All are None, too, where the joules are
-    negative: the host was not idle when its idle power was measured.
-
-    Args:
-        energy: the host's energy.
-        busy_s: CPU time of all of its processors.
-        used_s: CPU time by part.
-        net: whether joules net of idle are divided, or all.
+    The rule `cpu_parts` shows where the parts have more CPU time than the host.
     """
-    cpu = next((one for one in energy.components if one.name == "cpu"), None)
-    joules = None if cpu is None else cpu.net_j if net else cpu.joules
-    if joules is None or joules < 0 or busy_s <= 0:
-        return dict.fromkeys(PARTS)
-    known = {name: value for name, value in used_s.items() if value is not None and name in PARTS}
-    # The counters of processes and of the host are not read at one instant. The rule `cpu_parts` shows an excess.
-    whole_s = max(busy_s, sum(known.values()))
-    parts = {name: joules * value / whole_s for name, value in known.items()}
-    return {**dict.fromkeys(PARTS), **parts, "other": joules - sum(parts.values())}
+    named = {name: value for name, value in used_s.items() if name in PARTS}
+    return {**dict.fromkeys(PARTS), **energymon.divide_cpu_joules(energy, busy_s, named, net=net)}
 
 
 def count_cpu_s(

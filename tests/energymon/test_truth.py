@@ -17,6 +17,7 @@ REPO = Path(__file__).parents[2]
     "case",
     [
         "window-3ms",
+        "direct-wraps",
         "rapl-8ms",
         "board-250ms",
         "held-95ms",

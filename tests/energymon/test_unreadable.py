@@ -78,7 +78,6 @@ def unreadable(found):
     ("control", "parts"),
     [
         ({"lost": [1]}, [("gpu-1", "gpu")]),
-        ({"mig": [0]}, [("gpu-0", "gpu")]),
         ({"no_driver": True}, []),
     ],
 )

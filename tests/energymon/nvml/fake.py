@@ -60,7 +60,7 @@ class Boards:
                     said.setdefault(key, {})[board] = value
 
         say(lost, lost=1)
-        say(mig, mig=1)
+        say(mig, mig=2)
         say(power_only, no_fields=1, no_energy=1)
         say(counter_only, no_instant_field=1, no_average_field=1, no_power=1)
         say(reset, base_mj=5, origin_ns=now_ns)

@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, LOST = 15, MAX_BOARDS = 16 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, LOST = 15, MAX_BOARDS = 16, A_SLICE = 1000 };
 enum { FIELD_ENERGY = 83, FIELD_AVERAGE = 185, FIELD_INSTANT = 186 };
 enum { TYPE_UINT = 1, TYPE_ULL = 3 };
 
@@ -42,7 +42,7 @@ typedef struct {
     double origin_ns;
     double frozen_ns;  /* no update since; 0 for none */
     double hang_ms;    /* every call takes this long */
-    double lost, mig;
+    double lost, mig;  /* mig is the number of slices */
     double no_fields, no_energy_field, no_instant_field, no_average_field, no_energy, no_power;
     double util_pct, used_mib, no_util;
     double temp_c;     /* below 0 the board says no temperature, clock or limit */
@@ -250,6 +250,11 @@ int nvmlDeviceGetName(void *handle, char *name, unsigned length) {
 
 int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) {
     board b;
+    uintptr_t slice = (uintptr_t)handle;
+    if (slice > A_SLICE) {
+        snprintf(uuid, length, "MIG-%u-%u", (unsigned)(slice / A_SLICE - 1), (unsigned)(slice % A_SLICE));
+        return OK;
+    }
     snprintf(uuid, length, "GPU-%08u", (unsigned)(uintptr_t)handle - 1);
     return look(handle, &b);
 }
@@ -259,6 +264,19 @@ int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
     int code = look(handle, &b);
     *current = *pending = b.mig != 0;
     return code ? code : b.mig ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *handle, unsigned *most) {
+    (void)handle;
+    *most = 7;
+    return OK;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned index, void **slice) {
+    board b;
+    int code = look(handle, &b);
+    *slice = (void *)((uintptr_t)handle * A_SLICE + index);
+    return code ? code : index < b.mig ? OK : NOT_FOUND;
 }
 
 int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
