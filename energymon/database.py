@@ -7,7 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -195,15 +195,18 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """Commit the changes of the context, or undo it where it raises."""
-    connection.execute(begin)
+def transaction(path: Path, connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """Commit the changes of the context, or undo it where it raises; raises StoreError for what SQLite raises."""
     try:
+        connection.execute(begin)
         yield
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException as error:
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        if isinstance(error, sqlite3.Error):
+            raise store_error(path, error) from error
         raise
 
 

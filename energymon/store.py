@@ -6,13 +6,13 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, store_error, transaction
+from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, transaction
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Session, Ticks
 from joulefeed.closing import Closing
@@ -308,34 +308,24 @@ class SqliteStore(Closing):
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            with transaction(self._db):
+            with transaction(self.path, self._db):
                 yield
         except BaseException as error:
             # Ids of a transaction that is undone are no ids.
             self._series.clear()
-            if isinstance(error, sqlite3.Error):
-                raise store_error(self.path, error) from error
             if isinstance(error, OverflowError):
                 raise StoreError(f"{self.path}: a number does not fit into 64 bits ({error})") from error
             raise
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> AbstractContextManager[None]:
         """See one state of the store throughout, whatever the agent commits meanwhile."""
-        try:
-            with transaction(self._db, "BEGIN"):
-                yield
-        except sqlite3.Error as error:
-            raise store_error(self.path, error) from error
+        return transaction(self.path, self._db, "BEGIN")
 
 
 def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
     """Add epochs to a store, for its sender, while an agent writes the store or after it; raises StoreError."""
-    try:
-        with closing(connect(path, "rw")) as connection, transaction(connection):
-            connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
-    except sqlite3.Error as error:
-        raise store_error(path, error) from error
+    with closing(connect(path, "rw")) as connection, transaction(path, connection):
+        connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
 
 
 def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> bool:

@@ -12,7 +12,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -287,14 +287,9 @@ class StoreCursor(Closing):
             self._db.execute("SELECT 1 FROM sent").fetchone()
             yield
 
-    @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> AbstractContextManager[None]:
         """Commit the changes of the context, or undo it; raises StoreError for what SQLite raises."""
-        try:
-            with transaction(self._db, begin):
-                yield
-        except sqlite3.Error as error:
-            raise store_error(self.path, error) from error
+        return transaction(self.path, self._db, begin)
 
 
 def _settle_ns(session: Session) -> int:
