@@ -1,4 +1,4 @@
-"""`python -m energymon COMMAND`: exec, run, send, query, sessions, export, doctor, calibrate, clock, dashboard, unit."""
+"""`python -m energymon exec | run | send | query | sessions | export | doctor | calibrate | clock | ...`."""
 
 from __future__ import annotations
 
