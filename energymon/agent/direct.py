@@ -6,14 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
 
 from energymon.clock.monotonic import NS, Clock, boot_ns
-from energymon.errors import EnergyError, NoSensorError, StoreError, WindowError
+from energymon.errors import EnergyError, NoSensorError, WindowError
 from energymon.reading import COUNTERS, ESTIMATE, Event, Reading
 from energymon.sampling.outages import Outages
 from energymon.sensors.base import Sensor, SensorChannel, wraps
@@ -166,9 +165,7 @@ class Meter(Closing):
         self._settling.join(_SETTLED_S)
         if self._failed is not None:
             raise self._failed
-        calibrations: Mapping[str, Any] = {}
-        with suppress(StoreError):  # `doctor` says what is wrong with them
-            calibrations = load_calibrations()
+        calibrations = load_calibrations(lambda _: None)  # `doctor` says what is wrong with them
         sensors = (one.describe() for one in self._described)
         return describe(sensors, self._lacking, self._found.boards, calibrations, _INTERVAL_NS)
 
