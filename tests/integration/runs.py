@@ -21,9 +21,9 @@ from harness.system.control_groups import PROC, UNIFIED, find_mount, own_groups
 SAMPLES = 48
 # Few images, one repeat, steps of no length; with caches=all every process would be read from disk again.
 SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-SMALL += ["testbed.caches=tree", "retries=0"]
+SMALL += ["testbed.caches=tree", "retries=0", "energy.settle.max_s=0"]
 BUSY = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
-BUSY += ["checks.link_epoch_ms=1000", "checks.pressure_pct=100", "checks.step_pct=1000"]
+BUSY += ["checks.link_epoch_ms=1000", "checks.pressure_pct=100", "checks.step_pct=1000", "checks.slowed_pct=100"]
 """What else runs on this machine is not what these tests are about; the rules have tests of their own."""
 
 

@@ -91,7 +91,8 @@ def test_a_cell_s_id_follows_where_the_data_lies_and_the_paths_of_its_regime_and
     assert len(set(ids)) == 3
     assert ids[0] == plain[0].cell_id
     assert planned("+regimes.wan_30ms.paths=[]") == plain != planned("+regimes.wan_30ms.paths=[{},{rate_gbit:0.1}]")
-    assert planned("energy.idle_s=9", "energy.price_per_kwh=0.3", "energy.gco2_per_kwh=400") == plain
+    beside = ("energy.idle_s=9", "energy.settle.max_s=0", "energy.price_per_kwh=0.3", "energy.gco2_per_kwh=400")
+    assert planned(*beside) == plain
 
 
 def test_a_loader_may_have_ranks_of_its_own_which_its_cells_ids_know():
