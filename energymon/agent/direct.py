@@ -30,6 +30,8 @@ _FIRST_NS: Final = 200_000
 """When the first reading follows an edge; each further one comes half as much later again."""
 _LONGEST_NS: Final = NS // 2
 """For how long after an edge a counter is read that does not move."""
+_LATER_S: Final = 0.02
+"""What begins the first window goes first: `exec` starts its command."""
 _SETTLED_S: Final = 10.0
 _PATIENCE_S: Final = 5.0
 _READS_A_WRAP: Final = 4
@@ -189,6 +191,7 @@ class Meter(Closing):
         """See in other descriptors which counters of processors rest or repeat others, and how often they move."""
         if not any(one.channels[0].source.startswith("rapl") for one in self._sensors):
             return
+        time.sleep(_LATER_S)
         names = tuple(name for name in self._config.sensors if name != "nvml")
         try:
             settled = discover(replace(self._config, sensors=names, boards=""), _INTERVAL_NS)
