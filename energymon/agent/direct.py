@@ -214,24 +214,25 @@ class Meter(Closing):
         self._read_ns = boot_ns()
         self._raws += [(i, self._sensors[i].sample(), clock.offset_ns + clock.wall_ns, utc_ns) for i in which]
 
-    def _due_ns(self) -> int:
-        """Return when counters are read again, ns of `boot_ns`."""
+    def _due(self) -> tuple[int, Iterable[int]]:
+        """Return when sensors are read again, ns of `boot_ns`, and which."""
         since_ns = self._read_ns - self._edge_ns
-        if since_ns < _LONGEST_NS and min(self._fresh_ns) < self._edge_ns:
-            return self._read_ns + max(_FIRST_NS, since_ns // 2)
-        return self._read_ns + (self._wrap_ns if self._spans else 3600 * NS)
+        behind = [i for i, fresh_ns in enumerate(self._fresh_ns) if fresh_ns < self._edge_ns]
+        if behind and since_ns < _LONGEST_NS:
+            return self._read_ns + max(_FIRST_NS, since_ns // 2), behind
+        return self._read_ns + (self._wrap_ns if self._spans else 3600 * NS), range(len(self._sensors))
 
     def _follow(self) -> None:
         """Read the counters whenever that is due, and decode the answers."""
         while True:
             with self._woken:
                 if not self._raws:
-                    self._woken.wait(max(0, self._due_ns() - boot_ns()) / NS)
+                    self._woken.wait(max(0, self._due()[0] - boot_ns()) / NS)
                 if self._closed:
                     return
-                if not self._raws and boot_ns() >= self._due_ns():
-                    behind = [i for i, fresh_ns in enumerate(self._fresh_ns) if fresh_ns < self._edge_ns]
-                    self._read(behind or range(len(self._sensors)))
+                due_ns, which = self._due()
+                if not self._raws and boot_ns() >= due_ns:
+                    self._read(which)
                 raws, self._raws, read_ns = self._raws, [], self._read_ns
             for raw in raws:
                 self._decode(*raw)
