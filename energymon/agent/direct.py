@@ -29,6 +29,8 @@ _FIRST_NS: Final = 200_000
 """When the first reading follows an edge; each further one comes half as much later again."""
 _LONGEST_NS: Final = NS // 2
 """For how long after an edge a counter is read that does not move."""
+_LATER_S: Final = 0.02
+"""What begins the first window goes first: `exec` starts its command."""
 _SETTLED_S: Final = 10.0
 _PATIENCE_S: Final = 5.0
 _READS_A_WRAP: Final = 4
@@ -186,6 +188,7 @@ class Meter(Closing):
         """See in other descriptors which counters of processors rest or repeat others, and how often they move."""
         if not any(one.channels[0].source.startswith("rapl") for one in self._sensors):
             return
+        time.sleep(_LATER_S)
         names = tuple(name for name in self._config.sensors if name != "nvml")
         try:
             settled = discover(replace(self._config, sensors=names, boards=""), _INTERVAL_NS)
@@ -208,24 +211,25 @@ class Meter(Closing):
         self._read_ns = boot_ns()
         self._raws += [(i, self._sensors[i].sample(), clock.offset_ns + clock.wall_ns, utc_ns) for i in which]
 
-    def _due_ns(self) -> int:
-        """Return when counters are read again, ns of `boot_ns`."""
+    def _due(self) -> tuple[int, Iterable[int]]:
+        """Return when sensors are read again, ns of `boot_ns`, and which."""
         since_ns = self._read_ns - self._edge_ns
-        if since_ns < _LONGEST_NS and min(self._fresh_ns) < self._edge_ns:
-            return self._read_ns + max(_FIRST_NS, since_ns // 2)
-        return self._read_ns + (self._wrap_ns if self._spans else 3600 * NS)
+        behind = [i for i, fresh_ns in enumerate(self._fresh_ns) if fresh_ns < self._edge_ns]
+        if behind and since_ns < _LONGEST_NS:
+            return self._read_ns + max(_FIRST_NS, since_ns // 2), behind
+        return self._read_ns + (self._wrap_ns if self._spans else 3600 * NS), range(len(self._sensors))
 
     def _follow(self) -> None:
         """Read the counters whenever that is due, and decode the answers."""
         while True:
             with self._woken:
                 if not self._raws:
-                    self._woken.wait(max(0, self._due_ns() - boot_ns()) / NS)
+                    self._woken.wait(max(0, self._due()[0] - boot_ns()) / NS)
                 if self._closed:
                     return
-                if not self._raws and boot_ns() >= self._due_ns():
-                    behind = [i for i, fresh_ns in enumerate(self._fresh_ns) if fresh_ns < self._edge_ns]
-                    self._read(behind or range(len(self._sensors)))
+                due_ns, which = self._due()
+                if not self._raws and boot_ns() >= due_ns:
+                    self._read(which)
                 raws, self._raws, read_ns = self._raws, [], self._read_ns
             for raw in raws:
                 self._decode(*raw)

@@ -121,6 +121,17 @@ def test_a_counter_that_stands_still_has_no_figure_and_one_that_lags_has_the_rig
         assert window.joules
 
 
+def test_a_board_that_is_lost_leaves_the_total_unknown_and_the_others_are_read_on(meters, boards):
+    meter = meters(2, period_ms={0: 2.0, 1: 2.0})
+    with Window(direct=meter) as window:
+        boards(2, lost=[1], period_ms={0: 2.0})
+        time.sleep(0.02)
+    assert [one.device for one in window.energy.best] == ["gpu-0"]
+    with pytest.raises(WindowError, match=r"(?s)no figure of gpu-1 gpu.*sensor-lost: gpu-1"):
+        assert window.joules
+    assert list(meter._due()[1]) == [0, 1]
+
+
 def test_a_board_that_shows_power_alone_is_named_and_leaves_the_total_unknown(meters):
     meter = meters(2, power_only=[1], period_ms={0: 2.0})
     with Window(direct=meter) as window:
