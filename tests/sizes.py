@@ -44,9 +44,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 71_500,
-    "core": 47_500,
-    "tests": 47_000,
+    "packages": 72_300,
+    "core": 48_700,
+    "tests": 47_500,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

@@ -45,7 +45,7 @@ class MeterValue(NamedTuple):
     """Joules of one step of the counter."""
 
 
-class Meter(ABC):
+class WallMeter(ABC):
     """One meter, which is asked when it is read."""
 
     kind: ClassVar[str]
@@ -61,7 +61,7 @@ class Meter(ABC):
         """Ask it once; raises SensorError."""
 
 
-class HwmonMeter(Meter):
+class HwmonMeter(WallMeter):
     """A power meter of the kernel's hwmon: energy1_input, µJ, and power1_average or power1_input, µW."""
 
     kind = "hwmon"
@@ -104,7 +104,7 @@ class HwmonMeter(Meter):
         return int(text) * 1e-6
 
 
-class IpmiMeter(Meter):
+class IpmiMeter(WallMeter):
     """The power reading of IPMI DCMI, through ipmitool or FreeIPMI's ipmi-dcmi."""
 
     kind = device = place = "ipmi"
@@ -129,7 +129,7 @@ class IpmiMeter(Meter):
         raise SensorError("neither ipmitool nor ipmi-dcmi is installed; install ipmitool or freeipmi-tools")
 
 
-class HttpMeter(Meter):
+class HttpMeter(WallMeter):
     """A meter that answers in JSON; a step of its counter is the last digit that it shows."""
 
     scheme: ClassVar[str] = "http"
@@ -257,7 +257,7 @@ def _line(file: Path) -> str:
         return ""
 
 
-def open_meter(source: str, sysfs: Path, auth: Path | None, ca: Path | None) -> Meter:
+def open_meter(source: str, sysfs: Path, auth: Path | None, ca: Path | None) -> WallMeter:
     """Return the meter that --wall names; raises OptionError for a name that is none, and SensorError."""
     kind, _, rest = source.partition(":")
     if kind == "hwmon":

@@ -17,7 +17,7 @@ from energymon.errors import SensorError
 from energymon.reading import LAG_S, WALL_S
 from energymon.sensors.base import CLOSED, SensorChannel, SensorPoint
 from energymon.sensors.counter import Counter, DeviceSeries, PowerIntegral
-from energymon.sensors.meters import Meter, MeterValue
+from energymon.sensors.meters import MeterValue, WallMeter
 from energymon.ticker.ticker import Operation, Raw
 
 _BYTES: Final = 1024
@@ -35,7 +35,7 @@ _AWAY_NS: Final = 30 * NS
 class WallSensor:
     """One meter. The thread leaves its answers in a file in memory, which compiled code can read at a tick."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: WallMeter) -> None:
         """Ask it once, to know what it has; raises SensorError."""
         self._meter, self.name = meter, f"wall {meter.device}"
         before_ns = time.monotonic_ns()

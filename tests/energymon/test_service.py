@@ -28,11 +28,12 @@ GROUP = grp.getgrgid(1).gr_name
 AS_NOBODY = """
 import json, os, sys, time
 import energymon
+from energymon import Window
 os.setgroups([int(gid) for gid in sys.argv[1:]])
 os.setgid(65534)
 os.setuid(65534)
 try:
-    with energymon.Window() as window:
+    with Window() as window:
         time.sleep(0.2)
     print(json.dumps([window.joules, window.error_j]))
 except energymon.EnergyError as error:

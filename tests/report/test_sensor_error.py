@@ -35,10 +35,6 @@ def pair(builder):
     return [find(groups, "resnet50", "wan_30ms", loader) for loader in ("pytorch", "streaming")]
 
 
-def joules(row):
-    return row.drawn_j
-
-
 def test_an_interval_is_wider_by_what_both_sides_may_be_off():
     assert widen(Interval(2.0, 3.0), 0.1, 0.2) == Interval(2.0 * 0.9 / 1.2, 3.0 * 1.1 / 0.8)
     assert widen(Interval(2.0, 3.0), 0.1) == Interval(1.8, pytest.approx(3.3))
@@ -57,7 +53,7 @@ def test_an_interval_is_wider_by_what_both_sides_may_be_off():
 )
 def test_a_ratio_of_joules_is_wider_than_repeats_make_it(source, gain, error, build):
     ours, theirs = pair(measured(build, accuracy=0.08, gain=gain, source=source))
-    plain, found = compute_ratio(ours, theirs, joules), compute_joule_ratio(ours, theirs)
+    plain, found = compute_ratio(ours, theirs, "drawn_j"), compute_joule_ratio(ours, theirs)
     assert found.value == plain.value
     wide = widen(plain.interval, error + 0.01, error + 0.01)
     assert found.interval == Interval(pytest.approx(wide.low), pytest.approx(wide.high))
@@ -69,14 +65,14 @@ def test_gains_of_two_sources_do_not_cancel(build):
     for cell_id in builder.ids(loader="streaming"):
         builder.rows[cell_id]["energy_source"] = "gpu=nvml-power"
     ours, theirs = pair(builder)
-    wide = widen(compute_ratio(ours, theirs, joules).interval, 0.06, 0.06)
+    wide = widen(compute_ratio(ours, theirs, "drawn_j").interval, 0.06, 0.06)
     assert compute_joule_ratio(ours, theirs).interval.low == pytest.approx(wide.low)
 
 
 def test_an_unknown_accuracy_widens_nothing_and_is_said(build):
     ours, theirs = pair(measured(build))
     found = compute_joule_ratio(ours, theirs)
-    wide = widen(compute_ratio(ours, theirs, joules).interval, 0.01, 0.01)
+    wide = widen(compute_ratio(ours, theirs, "drawn_j").interval, 0.01, 0.01)
     assert found.interval.low == pytest.approx(wide.low)
     assert explain_marks([ours, theirs]).endswith("the sensors' accuracy is unknown")
     assert "accuracy" not in explain_marks(pair(build())), "estimates have no sensor"
