@@ -42,8 +42,6 @@ class Channels:
     """Whether a GPU's series is of its whole module, as agents stored it before they had a domain for modules."""
     unreadable: Mapping[tuple[str, Domain], str] = field(default_factory=dict)
     """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
-    series: frozenset[tuple[str, str, str]] = frozenset()
-    """Device, domain and source of every series that is sampled."""
     accuracies: Mapping[SeriesKey, Accuracy] = field(default_factory=dict)
     """How true the joules of a series are, as the agent knew it when it started."""
 
@@ -185,7 +183,6 @@ def channels_of(description: Mapping[str, object], node: str) -> Channels:
         },
         any(c["domain"] == "gpu" and c["module_power"] for c in series),
         unreadable,
-        frozenset((str(c["device"]), str(c["domain"]), str(c["source"])) for c in series),
         {
             (node, str(c["device"]), str(c["domain"]), str(c["source"])): Accuracy(
                 **cast(dict[str, Any], c["accuracy"])

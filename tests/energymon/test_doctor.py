@@ -90,7 +90,7 @@ def test_a_counter_that_contradicts_its_power_is_named_and_is_a_failure(told, bo
     assert "disagree  nvml-counter of gpu-0 gpu has" in text
     assert "1.74 times as much" in text or "1.73 times as much" in text
     boards(1, watts={0: 522.0})
-    status, text = told(seconds=3, sysfs=tmp_path, nvml=nvml_library)
+    status, text = told(seconds=2, sysfs=tmp_path, nvml=nvml_library)
     assert status == 0
     assert "disagree" not in text
 
