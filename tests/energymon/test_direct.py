@@ -265,10 +265,7 @@ def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypa
     ("net_j", "used_s", "joules"), [(None, 1.0, 25.0), (40.0, 1.0, 10.0), (40.0, 8.0, 40.0), (-1.0, 1.0, None)]
 )
 def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(net_j, used_s, joules):
-    figures = dict.fromkeys(("error_j", "edge_error_j", "clock_error_j"), 1.0)
-    cpu = EnergyComponent(
-        "cpu", 100.0, **figures, interpolated_share=0.0, sources=(), estimated=False, lost=(), net_j=net_j
-    )
+    cpu = EnergyComponent("cpu", 100.0, 1.0, 1.0, 0.0, 0.0, sources=(), estimated=False, lost=(), net_j=net_j)
     begin = cpu_time.CpuTime(10.0, 5.0)
     share = cpu_time.attribute(NodeEnergy((), (), (cpu,)), begin, cpu_time.CpuTime(14.0, 5.0 + used_s))
     assert (share.joules, share.is_net, share.host_cpu_s) == (joules, net_j is not None, 4.0)
