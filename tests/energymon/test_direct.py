@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from energymon import Meter, NoSensorError, OptionError, Window, WindowError, measure
+from energymon import EnergyComponent, Meter, NodeEnergy, NoSensorError, OptionError, Window, WindowError, measure
 from energymon.agent import cpu_time
 from energymon.agent.direct import Span
 from energymon.reading import Reading
@@ -259,3 +259,14 @@ def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypa
     assert cpu_time.cpu_time(group).used_s == 1.5
     with pytest.raises(OptionError, match="expected the folder of a control group"):
         cpu_time.cpu_time(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("net_j", "used_s", "joules"), [(None, 1.0, 25.0), (40.0, 1.0, 10.0), (40.0, 8.0, 40.0), (-1.0, 1.0, None)]
+)
+def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(net_j, used_s, joules):
+    cpu = EnergyComponent("cpu", 100.0, 1.0, 1.0, 0.0, 0.0, sources=(), estimated=False, lost=(), net_j=net_j)
+    begin = cpu_time.CpuTime(10.0, 5.0)
+    share = cpu_time.attribute(NodeEnergy((), (), (cpu,)), begin, cpu_time.CpuTime(14.0, 5.0 + used_s))
+    assert (share.joules, share.is_net, share.host_cpu_s) == (joules, net_j is not None, 4.0)
+    assert ("beyond idle" in str(share)) == (net_j is not None)
