@@ -22,7 +22,7 @@ from harness.system.disk import disk_errors
 from harness.system.program import run_program
 
 _SLOWER, _REFUSED, _UNDECIDED = 1, 2, 3
-_GATE: Final = re.compile(r"(slower|more joules)(?: by)?(?: *> *([0-9.]+) *%)?")
+_GATE: Final = re.compile(r"(slower|more joules)(?: by)?(?: *> *(\d+(?:\.\d+)?) *%)?")
 _DESCRIPTION: Final = """\
 Compare results folders: the ratio of every loader's epoch, its interval, and one of four verdicts: slower, faster,
 same, undecided.
@@ -49,13 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with disk_errors({"--out": options.out}):
             if options.history:
-                for path in _write_history(options):
+                from harness.compare.history import write_history
+
+                for path in write_history(options.history, options.out):
                     print(path)
                 return 0
             return _compare(options, Console())
-    except HarnessError as error:
+    except (HarnessError, OSError) as error:
+        # Other statuses would be taken for verdicts.
         errors.print(f"error: {error}")
-        return error.exit_status
+        return _REFUSED
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -116,6 +119,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("expected two or more folders, or --run with an experiment, or --history with folders")
     if len(options.sides) > 2 and any((options.markdown, options.html, options.json)):
         parser.error("--markdown, --html and --json are of two sides: expected two folders")
+    for target in filter(None, (options.markdown, options.html, options.json)):
+        if str(target) != "-" and not Path(target).absolute().parent.is_dir():
+            parser.error(f"{target}: its folder is missing; make it before")
     if not 0 < options.same_within < 100:
         parser.error(f"--same-within {options.same_within:g}: expected per cent between 0 and 100")
     if options.turns < 2:
@@ -146,7 +152,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     for after in others:
         found = SidesCompared.of(before, after, same_within=options.same_within / 100, accepted=options.accept)
         _write(found, options, console)
-        outcomes.append(options.gate.judge(found.rows))
+        outcomes.append(options.gate.judge(found.rows, is_whole=not found.one_sided))
     return _SLOWER if "fails" in outcomes else _UNDECIDED if "undecided" in outcomes else 0
 
 
@@ -162,12 +168,6 @@ def _write(found: SidesCompared, options: argparse.Namespace, console: Console) 
             sys.stdout.write(text())
         elif target is not None:
             write_whole(Path(target), text().encode())
-
-
-def _write_history(options: argparse.Namespace) -> list[Path]:
-    from harness.compare.history import write_history
-
-    return write_history(options.history, options.out)
 
 
 if __name__ == "__main__":

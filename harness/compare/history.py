@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
@@ -23,7 +23,7 @@ def write_history(folders: Sequence[Path], out: Path) -> list[Path]:
     """
     sides = sorted((Side.read([folder]) for folder in folders), key=lambda side: side.runs[0].started_utc)
     keys = list(dict.fromkeys(key for side in sides for key in side.keys))
-    points = [{key: value for key, value in _medians(side)} for side in sides]
+    points = [side.medians() for side in sides]
     if len(points) < 2:
         raise ResultsError("--history: one folder has no history; expected two or more")
     out.mkdir(parents=True, exist_ok=True)
@@ -47,14 +47,6 @@ def write_history(folders: Sequence[Path], out: Path) -> list[Path]:
     write_whole(written[1], yaml.safe_dump({"tests": {"joulefeed": described}}, sort_keys=False).encode())
     _draw(sides, keys, points, written[2])
     return written
-
-
-def _medians(side: Side) -> Iterator[tuple[Key, float]]:
-    for key, (by_repeat,) in side.values("seconds").items():
-        values = sorted(value for cell in by_repeat.values() for value in cell)
-        if values:
-            middle = len(values) // 2
-            yield key, values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 def _column(key: Key) -> str:

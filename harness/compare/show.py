@@ -11,10 +11,10 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from harness.compare.sides import Side, list_subjects, list_unlike
-from harness.compare.verdicts import SAME_WITHIN, ComparedRow, Metric, Verdict, compare
+from harness.compare.sides import Key, Metric, Side, list_subjects, list_unlike
+from harness.compare.verdicts import SAME_WITHIN, ComparedRow, Verdict, compare
 from harness.errors import ResultsError
-from harness.report.labels import factor, joules, percent, regime_labels, seconds, spell
+from harness.report.labels import factor, joules, least_difference, percent, regime_labels, seconds, spell
 from joulefeed.table import Style, Table, TableCell, TableColumn, print_table, to_html
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ _WORDS: Final[Mapping[tuple[Metric, Verdict], str]] = {
     ("joules", "faster"): "fewer joules",
 }
 _STYLES: Final[Mapping[Verdict, Style]] = {"slower": "bad", "faster": "good", "same": "", "undecided": "warn"}
-_CSS: Final = Path(__file__).parents[1] / "report" / "template" / "report.css"
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,13 @@ class SidesCompared:
             console.print(line, style="dim", highlight=False, markup=False, soft_wrap=True)
 
     @property
+    def one_sided(self) -> dict[str, set[Key]]:
+        """Rows that one side alone has, by its name."""
+        own, other = (set(side.keys) for side in (self.before, self.after))
+        found = {self.before.name: own - other, self.after.name: other - own}
+        return {name: keys for name, keys in found.items() if keys}
+
+    @property
     def title(self) -> str:
         """Names both sides."""
         return f"{self.after.name} over {self.before.name}"
@@ -87,10 +93,10 @@ class SidesCompared:
             "interval: 95 %, over repeats" + (" in turns" if in_turns else ""),
             f"same: the interval lies within {percent(self.same_within)}",
             "finds: the smallest difference that these repeats can show",
-            "verdicts of a report together are wrong in 5 % (Holm)",
+            "slower and faster of a report together are wrong in 5 % (Holm)",
         ]
-        if any(not row.trusted for row in self.rows):
-            notes.append("† rows that a rule refuses")
+        if any(not row.ratio.trusted for row in self.rows):
+            notes.append("† a side has no valid row")
         heads: list[TableColumn | str] = [
             *("", "baseline", "candidate", "ratio", "95 % interval"),
             TableColumn("finds", optional=1),
@@ -100,10 +106,10 @@ class SidesCompared:
 
     def _write(self, row: ComparedRow) -> list[TableCell | str]:
         write = seconds if row.metric == "seconds" else joules
-        interval = "one repeat" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
-        least = "" if row.least_difference is None else f"±{percent(row.least_difference)}"
-        style = _STYLES[row.verdict]
-        ratio = TableCell(f"{row.ratio:.3f}" + "†" * (not row.trusted), style)
+        found, style = row.ratio, _STYLES[row.verdict]
+        interval = f"{found.interval.low:.3f} to {found.interval.high:.3f}" if found.interval else "one repeat"
+        least = least_difference(found)
+        ratio = TableCell(f"{found.value:.3f}" + "†" * (not found.trusted), style)
         return [self.name(row), write(row.before), write(row.after), ratio, interval, least, _verdict(row)]
 
     def remarks(self) -> list[str]:
@@ -111,10 +117,13 @@ class SidesCompared:
         lines = [f"compared: {line}" for line in self.subjects]
         for kind, differences in self.unlike.items():
             lines += [f"accepted, {kind}: {line}" for line in differences]
-        own, other = (set(side.keys) for side in (self.before, self.after))
-        for side, keys in ((self.before, own - other), (self.after, other - own)):
+        for side, keys in self.one_sided.items():
             names = ", ".join(sorted(f"{spell(key.loader)} in {key.regime}" for key in keys))
-            lines += [f"only in {side.name}: {names}"] if names else []
+            lines.append(f"only in {side}: {names}")
+        joules_of = [row.key for row in self.rows if row.metric == "joules"]
+        every = [row for key in joules_of for side in (self.before, self.after) for row, _ in side.joules(key)]
+        if any(row.energy_accuracy_j is None for row in every):
+            lines.append("the sensors' accuracy is unknown, and so not in the intervals of joules")
         if not any(row.metric == "joules" for row in self.rows):
             lines.append("joules are not compared: no sensor measured them on both sides")
         if len(self.before.runs) == len(self.after.runs) == 1:
@@ -138,28 +147,26 @@ class SidesCompared:
         """Return the ratios in bencher's metric format (bencher.dev, Bencher Metric Format)."""
         found: dict[str, dict[str, dict[str, float]]] = {}
         for row in self.rows:
-            values = {"value": row.ratio}
-            if row.interval is not None:
-                values |= {"lower_value": row.interval.low, "upper_value": row.interval.high}
+            values = {"value": row.ratio.value}
+            if row.ratio.interval is not None:
+                values |= {"lower_value": row.ratio.interval.low, "upper_value": row.ratio.interval.high}
             found.setdefault(self.name(row), {})[f"{row.metric}-ratio"] = values
             found[self.name(row)][row.metric] = {"value": row.after}
         return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 
     def to_html(self) -> str:
         """Return a page with the figure and the table."""
-        from harness.report.figures.style import use_house_style
+        from harness.report.figures.style import make_page, use_house_style
 
         table, image = self.table(), StringIO()
         with use_house_style(self.title):
             self.draw().savefig(image, format="svg", metadata={"Date": None})
         drawn = image.getvalue()[image.getvalue().index("<svg") :]
         remarks = "".join(f"<li>{escape(line)}</li>" for line in self.remarks())
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{_CSS.read_text()}</style></head><body><main><h1>{escape(self.title)}</h1>"
+        return make_page(
+            self.title,
             f'<figure class="chart">{drawn}</figure><div class="scroll">{to_html(table)}</div>'
-            f"<p>{escape(table.explanation)}</p><ul>{remarks}</ul></main></body></html>\n"
+            f"<p>{escape(table.explanation)}</p><ul>{remarks}</ul>",
         )
 
     def draw(self) -> Figure:
@@ -175,12 +182,12 @@ class SidesCompared:
         axes.axvline(1, color=MUTED, linewidth=0.8)
         for place, row in enumerate(self.rows):
             colour = colours[row.verdict]
-            if row.interval is not None:
-                axes.plot([row.interval.low, row.interval.high], [place, place], color=colour, linewidth=2)
-            axes.plot([row.ratio], [place], "o", color=colour, markersize=5)
+            if (interval := row.ratio.interval) is not None:
+                axes.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2)
+            axes.plot([row.ratio.value], [place], "o", color=colour, markersize=5)
         axes.set_xscale("log")
-        ends = [end for row in self.rows if row.interval for end in (row.interval.low, row.interval.high)]
-        ends += [row.ratio for row in self.rows] + [1 / (1 + self.same_within), 1 + self.same_within]
+        ends = [end for row in self.rows if (one := row.ratio.interval) for end in (one.low, one.high)]
+        ends += [row.ratio.value for row in self.rows] + [1 / (1 + self.same_within), 1 + self.same_within]
         low, high = max(min(ends), 0.05) / 1.02, min(max(ends), 20) * 1.02
         axes.set_xlim(low, high)
         ticks = _ticks(low, high)
@@ -197,9 +204,9 @@ class SidesCompared:
 def _verdict(row: ComparedRow) -> TableCell:
     word = _WORDS.get((row.metric, row.verdict), row.verdict)
     detail = ""
-    if row.verdict == "undecided":
+    if row.verdict == "undecided" and row.ratio.trusted:
         more = row.more_turns
-        detail = f"{more} more repeats would decide" if more else "more than 200 repeats would not decide"
+        detail = f"{more} more repeats would decide" if more else "200 more repeats would not decide"
     return TableCell(word, _STYLES[row.verdict], detail)
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from harness.config.specs import Experiment
+from harness.config.experiment import flatten_measured
 from harness.errors import ResultsError
-from harness.report.summary import LoaderGroup, summarise
+from harness.report.summary import Compared, LoaderGroup, by_repeat, summarise
+from harness.results.epoch_row import EpochRow
 from harness.results.files import COLLECT, read_json
 from harness.results.folder import RunFolder, RunManifest
-from harness.results.provenance import Provenance, list_facts
+from harness.results.provenance import list_facts
 from harness.results.reader import Results, read_results
 
 KINDS: Final = (
@@ -30,6 +31,8 @@ KINDS: Final = (
     "size",
 )
 """What two sides have alike, unless it is accepted that they do not."""
+Metric: TypeAlias = Literal["seconds", "joules"]
+_COLUMNS: Final[Mapping[Metric, Compared]] = {"seconds": "duration_s", "joules": "drawn_j"}
 _SECTIONS: Final = {
     "host": "machine",
     "installed": "packages",
@@ -38,6 +41,22 @@ _SECTIONS: Final = {
     "testbed": "testbed",
     "energy": "sensors",
 }
+"""Sections of provenance.json, by kind."""
+_PARTS: Final = {
+    "dataset": "data",
+    "workloads": "step",
+    "regimes": "testbed",
+    "testbed": "testbed",
+    "placement": "testbed",
+    "distributed": "testbed",
+    "accelerator": "accelerator",
+    "energy": "sensors",
+    "loaders": "subject",
+}
+"""Sections of the config, by kind; the others are of "size"."""
+_NO_DIFFERENCE: Final = frozenset({"name", "repeats"})
+_CODE: Final = ("commit", "changed", "code_sha256")
+_DATA: Final = ("content_hash", "samples", "bytes")
 
 
 class Key(NamedTuple):
@@ -62,7 +81,7 @@ class Side:
         for run in runs:
             if not run.rows:
                 raise ResultsError(f"{run.folder}: has no rows to compare; expected a run with measured epochs")
-        return cls(name or ", ".join(run.folder.name for run in runs), runs)
+        return cls(name or ", ".join(run.folder.name for run in runs), sorted(runs, key=lambda run: run.started_utc))
 
     @cached_property
     def _groups(self) -> list[dict[Key, LoaderGroup]]:
@@ -81,123 +100,92 @@ class Side:
 
     @cached_property
     def untrusted(self) -> set[Key]:
-        """Those whose rows are invalid in a folder."""
+        """Those without a valid row in a folder."""
         return {key for key in self.keys if not all(each[key].trusted for each in self._groups)}
 
-    def values(self, metric: str) -> dict[Key, list[dict[int, list[float]]]]:
+    def values(self, metric: Metric) -> dict[Key, list[dict[int, list[float]]]]:
         """Return settled epochs' seconds, or measured joules, by row: of each folder, by repeat.
 
         Rows whose joules are unknown or an estimate are left out.
         """
         found = {}
         for key in self.keys:
-            if metric == "joules" and any(each[key].estimated or each[key].drawn_j is None for each in self._groups):
-                continue
-            found[key] = [_by_repeat(each[key], metric) for each in self._groups]
+            groups = [each[key] for each in self._groups]
+            if metric == "seconds" or not any(one.estimated or one.drawn_j is None for one in groups):
+                found[key] = [by_repeat(one, _COLUMNS[metric]) for one in groups]
         return found
 
-    def typical(self, metric: str) -> float | None:
-        """Return how far cells usually lie apart in a side of one run, as `find_typical` does."""
-        groups = self._groups[0].values()
-        of = "duration_s" if metric == "seconds" else "drawn_j"
-        return next((one.typical.get(of) for one in groups), None) if len(self.runs) == 1 else None
+    def joules(self, key: Key) -> list[tuple[EpochRow, float]]:
+        """Return a row's epochs, and their joules."""
+        rows = [row for each in self._groups for row in each[key].rows]
+        return [(row, row.drawn_j) for row in rows if row.drawn_j is not None]
+
+    def medians(self) -> dict[Key, float]:
+        """Return the seconds of a settled epoch by row, of a side of one folder."""
+        return {key: one.time_s.median for key in self.keys if (one := self._groups[0][key]).time_s is not None}
+
+    def typical(self, metric: Metric) -> float | None:
+        """Return how far cells usually lie apart in a side of one folder, as `find_typical` does."""
+        groups = self._groups[0].values() if len(self.runs) == 1 else ()
+        return next((one.typical.get(_COLUMNS[metric]) for one in groups), None)
 
     def alternates_with(self, other: Side) -> bool:
         """Whether the folders of the two sides were measured in turns, so that each is a pair with one of the other."""
         if len(self.runs) != len(other.runs) or len(self.runs) < 2:
             return False
-        own, theirs = (sorted(run.started_utc for run in side.runs) for side in (self, other))
-        return all(max(before) < min(after) for before, after in pairwise(zip(own, theirs, strict=True)))
+        pairs = [(a.started_utc, b.started_utc) for a, b in zip(self.runs, other.runs, strict=True)]
+        return all(max(before) < min(after) for before, after in pairwise(pairs))
 
     def facts(self) -> dict[str, dict[str, str]]:
-        """Return what the folders of the side have in common, by kind; a fact that differs within it is "several"."""
-        found: dict[str, dict[str, str]] = {}
+        """Return what the folders of the side were measured with, by kind, and the code and loaders as "subject".
+
+        A fact has all of its values in the folders, and in the sessions of each.
+        """
+        values: dict[str, dict[str, set[str]]] = {kind: {} for kind in (*KINDS, "subject")}
         for run in self.runs:
-            for kind, facts in _facts(run).items():
-                known = found.setdefault(kind, {})
-                for name, value in facts.items():
-                    known[name] = value if known.get(name, value) == value else "several"
-        return found
-
-
-def _by_repeat(group: LoaderGroup, metric: str) -> dict[int, list[float]]:
-    cells: dict[int, list[float]] = {}
-    for row in group.rows:
-        value = row.duration_s if metric == "seconds" else row.drawn_j
-        if value is not None:
-            cells.setdefault(row.repeat, []).append(value)
-    return cells
+            for kind, name, value in _list_facts(run):
+                values[kind].setdefault(name, set()).add(value)
+        return {
+            kind: {name: " and ".join(sorted(several)) for name, several in facts.items()}
+            for kind, facts in values.items()
+        }
 
 
 def list_unlike(before: Side, after: Side) -> dict[str, list[str]]:
     """Return the differences of two sides that change a measurement, by kind of KINDS."""
     own, other = before.facts(), after.facts()
-    found: dict[str, list[str]] = {}
-    for kind in KINDS:
-        first, second = own.get(kind, {}), other.get(kind, {})
-        lines = [
-            f"{name}: {first.get(name, 'absent')} and {second.get(name, 'absent')}"
-            for name in sorted(first.keys() | second.keys())
-            if first.get(name) != second.get(name)
-        ]
-        if lines:
-            found[kind] = lines
-    return found
+    return {kind: lines for kind in KINDS if (lines := _differences(own[kind], other[kind]))}
 
 
 def list_subjects(before: Side, after: Side) -> list[str]:
     """Return the code and the loaders' settings in which the sides differ, and which are compared."""
-    own, other = (side.facts()["subject"] for side in (before, after))
+    return _differences(before.facts()["subject"], after.facts()["subject"])
+
+
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return [
-        f"{name}: {own.get(name, 'absent')} and {other.get(name, 'absent')}"
-        for name in sorted(own.keys() | other.keys())
-        if own.get(name) != other.get(name)
+        f"{name}: {before.get(name, 'absent')}; {after.get(name, 'absent')}"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
     ]
 
 
-def _facts(run: Results) -> dict[str, dict[str, str]]:
-    """Return what a run was measured with, by kind."""
-    last: Provenance = list(run.sessions.values())[-1] if run.sessions else {}
-    found: dict[str, dict[str, str]] = {kind: {} for kind in (*KINDS, "subject")}
-    for section, fields in last.items():
-        kind = _SECTIONS.get(section)
-        if kind is not None and fields:
-            found[kind].update(list_facts({section: fields}))
-    code = {name: str(last.get("source", {}).get(name, {}).get("value", "")) for name in ("commit", "code_sha256")}
-    found["subject"].update({f"code.{name}": value for name, value in code.items() if value})
-    found["data"] = {
-        name: str(last["dataset"][name]["value"])
-        for name in ("content_hash", "samples", "bytes")
-        if name in last.get("dataset", {})
-    }
-    found["rules"] = dict(_rules(run))
-    found["accelerator"] = {"steps": "; ".join(sorted({row.accelerator for row in run.rows}))}
-    experiment = run.experiment
-    found["step"] = {f"workloads.{name}": _text(spec.model_dump()) for name, spec in experiment.workloads.items()}
-    found["size"] = {"epochs": str(experiment.epochs), "seed": str(experiment.seed)}
-    for name, regime in experiment.regimes.items():
-        found["testbed"] |= {f"regimes.{name}": _text(regime.model_dump())}
-    for name, loader in experiment.loaders.items():
-        found["subject"] |= _flatten(f"loaders.{name}", loader.model_dump())
-    return found
-
-
-def _rules(run: Results) -> Iterator[tuple[str, str]]:
+def _list_facts(run: Results) -> Iterator[tuple[str, str, str]]:
+    """Yield what a run was measured with: kind, name and value."""
+    for session in run.sessions.values():
+        for section, fields in session.items():
+            kind = _SECTIONS.get(section)
+            if kind is not None and fields:
+                yield from ((kind, name, value) for name, value in list_facts({section: fields}).items())
+        source, data = session.get("source", {}), session.get("dataset", {})
+        yield from (("subject", f"code.{name}", str(source[name]["value"])) for name in _CODE if name in source)
+        yield from (("data", name, str(data[name]["value"])) for name in _DATA if name in data)
     manifest = RunFolder(run.folder).manifest
     if manifest.exists():
-        yield "edition", str(read_json(manifest, RunManifest, COLLECT).rules_edition)
-    checks: Experiment = run.experiment
-    for name, value in checks.checks.model_dump().items():
-        yield f"checks.{name}", str(value)
-
-
-def _flatten(name: str, value: Any) -> dict[str, str]:
-    if isinstance(value, Mapping):
-        return {full: text for key, one in value.items() for full, text in _flatten(f"{name}.{key}", one).items()}
-    return {name: _text(value)}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_text(one)}" for key, one in value.items() if one not in (None, "", (), [], {}))
-    return str(value)
+        yield "rules", "edition", str(read_json(manifest, RunManifest, COLLECT).rules_edition)
+    yield from (("rules", f"checks.{name}", str(value)) for name, value in run.experiment.checks.model_dump().items())
+    yield "accelerator", "steps", "; ".join(sorted({row.accelerator for row in run.rows}))
+    for name, value in flatten_measured(RunFolder(run.folder).read_config()).items():
+        part = name.partition(".")[0]
+        if part not in _NO_DIFFERENCE:
+            yield _PARTS.get(part, "size"), name, str(value)

@@ -49,9 +49,14 @@ def config_hash(cfg: DictConfig) -> str:
 
 def differences(stored: DictConfig, cfg: DictConfig) -> list[str]:
     """Return the keys, at most three, that change the measurement between two configs: "key: new, was old"."""
-    before, now = (_flat(_measured(c)) for c in (stored, cfg))
+    before, now = (flatten_measured(c) for c in (stored, cfg))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     return [f"{key}: {now.get(key)}, was {before.get(key)}" for key in changed[:3]]
+
+
+def flatten_measured(cfg: DictConfig) -> dict[str, object]:
+    """Return the keys that change the measurement, with dots between their parts, and their values."""
+    return _flat(_measured(cfg))
 
 
 def _measured(cfg: DictConfig) -> dict[str, object]:

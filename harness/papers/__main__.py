@@ -10,8 +10,9 @@ from typing import Final
 
 from rich.console import Console
 
-from harness.errors import INVALID_ROWS, HarnessError
+from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, HarnessError
 from harness.papers.items import count_verdicts, find_runs, list_papers
+from harness.results.files import write_whole
 from harness.system.disk import disk_errors
 from harness.system.program import run_program
 from joulefeed.table import Table, TableColumn, print_table
@@ -62,7 +63,7 @@ def _list(options: argparse.Namespace) -> int:
         for item in paper.items:
             run = runs.get(item.experiment)
             claims = run.claims_of(item.figure or item.experiment) if run else []
-            found = f"{count_verdicts(claims) or 'no claim'}, {run.started_utc[:10]}" if run else ""
+            found = f"{count_verdicts(claims) or 'no claim'}, {run.described['started_utc'][:10]}" if run else ""
             command = f"+experiment={item.experiment}" if item.experiment else f"absent: {item.absent}"
             rows.append(
                 [f"{paper.name} {item.item}", command, f"{item.minutes:g}" if item.minutes else "", found, item.needs]
@@ -93,15 +94,14 @@ def _run(options: argparse.Namespace) -> int:
         print(f"{one.experiment}: status {one.status}, {one.seconds / 60:.1f} min", file=sys.stderr)
     for page in write_pages(papers, find_runs([options.out], options.scale), options.out):
         print(page)
-    interrupted = next((one.status for one in ended if one.status > 128), 0)
-    return interrupted or (3 if any(one.status not in (0, INVALID_ROWS) for one in ended) else 0)
+    return CellError.exit_status if any(one.status not in (0, INVALID_ROWS, BROKEN_FIGURE) for one in ended) else 0
 
 
 def _score(options: argparse.Namespace) -> int:
-    from harness.papers.score import keep, write_scorecard
+    from harness.papers.score import keep, make_scorecard
 
     keep(find_runs([options.out], options.scale), options.kept)
-    write_scorecard(list_papers(), options.kept, options.page)
+    write_whole(options.page, make_scorecard(list_papers(), options.kept).encode())
     print(options.page)
     return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ _NO_PAPER: Final = PaperItem(item="A/A", experiment="aa", minutes=3)
 
 @dataclass(frozen=True)
 class PaperRun:
-    """A whole run of an experiment."""
+    """A whole run of an experiment, or what is kept of one."""
 
     run: RunFolder
 
@@ -34,27 +33,37 @@ class PaperRun:
         """Its claims, as claims.json has them."""
         return tuple(read_json(self.run.claims, list[dict[str, Any]], RUN))
 
-    @property
-    def started_utc(self) -> str:
-        """When it began."""
-        return min((entry.t_utc for entry in Ledger(self.run.ledger).read_entries()), default="")
-
-    @property
-    def minutes(self) -> float:
-        """From the first entry of its ledger to the last one."""
-        times = [datetime.fromisoformat(entry.t_utc) for entry in Ledger(self.run.ledger).read_entries()]
-        return (max(times) - min(times)).total_seconds() / 60 if times else 0.0
-
-    @property
-    def commit(self) -> str:
-        """The commit that it ran; empty where it is not known."""
-        sessions = list(self.run.read_sessions().values())
-        return str(sessions[-1].get("source", {}).get("commit", {}).get("value", ""))[:7] if sessions else ""
-
     def claims_of(self, figure: str) -> list[Mapping[str, Any]]:
         """Return the claims that belong to a figure."""
         ids = {one.id for one in make_definitions() if one.figure == figure}
         return [claim for claim in self.claims if claim["id"] in ids]
+
+    @cached_property
+    def described(self) -> Mapping[str, Any]:
+        """When it began, the minutes that its cells took, its commit, and the machine."""
+        kept = self.run.folder / "run.json"
+        if kept.exists():
+            return read_json(kept, dict[str, Any], RUN)
+        entries = Ledger(self.run.ledger).read_entries()
+        began: dict[str, datetime] = {}
+        seconds = 0.0
+        for entry in entries:
+            at = datetime.fromisoformat(entry.t_utc)
+            if entry.event == "started":
+                began[entry.cell_id] = at
+            elif entry.cell_id in began:
+                seconds += (at - began.pop(entry.cell_id)).total_seconds()
+        sessions = list(self.run.read_sessions().values())
+        last = sessions[-1] if sessions else {}
+        source, host = (
+            {key: field["value"] for key, field in last.get(part, {}).items()} for part in ("source", "host")
+        )
+        return {
+            "started_utc": min((entry.t_utc for entry in entries), default=""),
+            "minutes": round(seconds / 60, 1),
+            "commit": str(source.get("commit", "unknown"))[:7] + " and changes" * bool(source.get("changed")),
+            "machine": f"{host.get('cpu', 'unknown CPU')}, {host.get('logical_cpus')} processors",
+        }
 
 
 def list_papers(name: str | None = None) -> dict[str, Paper]:
@@ -73,37 +82,24 @@ def list_experiments(papers: Mapping[str, Paper]) -> list[str]:
 
 def find_runs(places: Sequence[Path], scale: str) -> dict[str, PaperRun]:
     """Return the newest whole run of each experiment in results folders."""
-    found: dict[str, PaperRun] = {}
-    for run in sorted(_list_runs(places), key=lambda run: run.folder.name):
-        if run.claims.exists() and str(run.read_config().get("scale", "small")) == scale:
-            found[run.read_plan().experiment] = PaperRun(run)
-    return found
+    runs = [run for place in places for run in _list_runs(place, scale) if run.is_whole]
+    return {run.read_plan().experiment: PaperRun(run) for run in sorted(runs, key=lambda run: run.folder.name)}
 
 
 def find_partial(place: Path, experiment: str, scale: str) -> RunFolder | None:
-    """Return the newest run of an experiment that is not whole; None where there is none, or a whole one is newer."""
-    runs = [
-        run
-        for run in _list_runs([place])
-        if run.read_plan().experiment == experiment and str(run.read_config().get("scale", "small")) == scale
-    ]
-    newest = max(runs, key=lambda run: run.folder.name, default=None)
-    return newest if newest is not None and not newest.claims.exists() else None
+    """Return the newest run of an experiment, which has no whole one; None where there is none."""
+    runs = [run for run in _list_runs(place, scale) if run.read_plan().experiment == experiment]
+    return max(runs, key=lambda run: run.folder.name, default=None)
 
 
-def _list_runs(places: Sequence[Path]) -> Iterator[RunFolder]:
-    for place in places:
-        for plan in place.glob("*/plan.json"):
-            if not plan.parent.is_symlink():
-                yield RunFolder(plan.parent)
+def _list_runs(place: Path, scale: str) -> Iterator[RunFolder]:
+    for plan in place.glob("*/plan.json"):
+        run = RunFolder(plan.parent)
+        if not plan.parent.is_symlink() and str(run.read_config().get("scale", "small")) == scale:
+            yield run
 
 
 def count_verdicts(claims: Sequence[Mapping[str, Any]]) -> str:
     """Return claims counted by verdict: 3✓ 1✗ 2–; empty without any."""
     counts = Counter(str(claim["verdict"]) for claim in claims)
     return " ".join(f"{counts[verdict]}{mark}" for verdict, mark in MARKS.items() if counts[verdict])
-
-
-def dump(value: object) -> str:
-    """Return a value as stable JSON."""
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness.papers.items import MARKS, PaperRun, count_verdicts
+from harness.report.figures.style import make_page
 from harness.report.papers import Paper, PaperItem
 from harness.results.files import write_whole
 from joulefeed.table import Style, Table, TableCell, TableColumn, to_html
 
-_CSS: Final = Path(__file__).parents[1] / "report" / "template" / "report.css"
 _STYLES: Final[Mapping[str, Style]] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "NOT CHECKED": "dim"}
 
 
@@ -22,12 +22,7 @@ def write_pages(papers: Mapping[str, Paper], runs: Mapping[str, PaperRun], out: 
     written = []
     for name, paper in papers.items():
         parts = [part for item in paper.items for part in _write_item(item, runs.get(item.experiment), out)]
-        body = f"<h1>{escape(paper.name)}</h1><p>{escape(paper.citation)}</p>" + "".join(parts)
-        page = (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(paper.name)}</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<style>{_CSS.read_text()}</style></head><body><main>{body}</main></body></html>\n"
-        )
+        page = make_page(paper.name, f"<p>{escape(paper.citation)}</p>{''.join(parts)}")
         written.append(out / f"{name}.html")
         write_whole(written[-1], page.encode())
     return written

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.errors import ConfigError, ResultsError
 from harness.papers.items import find_partial, find_runs, list_experiments
 from harness.report.papers import Paper
+from harness.system.program import run_harness
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +26,36 @@ class Ended:
 def run_papers(papers: Mapping[str, Paper], out: Path, scale: str, only: Sequence[str] = ()) -> list[Ended]:
     """Run every experiment that has no whole run in `out`; returns how each ended.
 
-    One that was interrupted is resumed. One that fails is left behind, and the others go on.
+    One that was interrupted is resumed, or begun again where code or configuration are others now. One that fails is
+    left behind, and the others go on. Raises ConfigError for a name that is no experiment of these papers.
     """
+    every = list_experiments(papers)
+    if unknown := sorted(set(only) - set(every)):
+        raise ConfigError(f"--experiments {' '.join(unknown)}: expected some of {', '.join(every)}")
     out.mkdir(parents=True, exist_ok=True)
-    expected = {item.experiment: item.minutes for paper in papers.values() for item in paper.items}
-    every = [name for name in list_experiments(papers) if not only or name in only]
-    left = [name for name in every if name not in find_runs([out], scale)]
+    expected = {item.experiment: item.minutes for paper in papers.values() for item in paper.items if item.minutes}
+    wanted = [name for name in every if not only or name in only]
+    left = [name for name in wanted if name not in find_runs([out], scale)]
     ended: list[Ended] = []
-    for place, name in enumerate(left):
-        rest = sum(expected.get(one, 0.0) for one in left[place:])
-        _say(
-            f"[{len(every) - len(left) + place + 1}/{len(every)}] {name}: about {rest:.0f} minutes left at scale=small"
-        )
+    for place, name in enumerate(left, 1 + len(wanted) - len(left)):
+        rest = sum(expected.get(one, 0.0) for one in left[len(ended) :])
+        _say(f"[{place}/{len(wanted)}] {name}" + (f": about {rest:.0f} minutes left" if scale == "small" else ""))
         began = time.monotonic()
-        status = _run(name, out, scale)
-        ended.append(Ended(name, status, time.monotonic() - began))
-        if status > 128:
-            break
+        ended.append(Ended(name, _run(name, out, scale), time.monotonic() - began))
     return ended
 
 
 def _run(experiment: str, out: Path, scale: str) -> int:
     partial = find_partial(out, experiment, scale)
-    words = [f"+experiment={experiment}"] + (["scale=full"] if scale == "full" else [])
-    if partial is not None:
-        words = [f"resume={partial.folder.name}"]
-    command = [sys.executable, "-m", "harness", *words, f"results_dir={out}"]
-    with (out / f"{experiment}.txt").open("ab") as report:
-        return subprocess.run(command, stdout=report, check=False).returncode
+    fresh = [f"+experiment={experiment}"] + (["scale=full"] if scale == "full" else [])
+    tries = [fresh] if partial is None else [[f"resume={partial.folder.name}"], fresh]
+    status = ResultsError.exit_status
+    for words in tries:
+        with (out / f"{experiment}.txt").open("ab") as report:
+            status = run_harness([*words, f"results_dir={out}"], report.fileno())
+        if status != ResultsError.exit_status:
+            break
+    return status
 
 
 def _say(text: str) -> None:

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import ResultsError
-from harness.papers.items import MARKS, PaperRun, count_verdicts, dump
+from harness.papers.items import MARKS, PaperRun, count_verdicts
 from harness.report.papers import Paper
-from harness.results.files import write_whole
-from harness.results.folder import RunFolder
+from harness.results.files import write_json
+from harness.results.folder import RunFolder, move_home
 from harness.validate.__main__ import validate
 
 MOST_KB: Final = 150
@@ -37,7 +37,7 @@ def keep(runs: Mapping[str, PaperRun], out: Path) -> None:
                 f"{one.run.folder}: states something else than what its raw files contain: {differences[0]}; see "
                 f"python -m harness.validate {one.run.folder}"
             )
-        fresh = out / f"{name}.new"
+        fresh = out / f".{name}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for file in (*_KEPT, *(path.name for path in one.run.folder.glob("provenance*.json"))):
@@ -45,12 +45,10 @@ def keep(runs: Mapping[str, PaperRun], out: Path) -> None:
                 shutil.copyfile(one.run.folder / file, fresh / file)
         checks = json.loads(one.run.checks.read_text())
         pq.write_table(pa.Table.from_pylist(checks), fresh / "checks.parquet", compression="zstd")
-        described = {"started_utc": one.started_utc, "minutes": round(one.minutes, 1), "commit": one.commit}
-        write_whole(fresh / "run.json", dump(described).encode())
+        write_json(fresh / "run.json", dict(one.described))
         for figure in sorted((one.run.folder / "figures").glob("*.png")):
             _shrink(figure, fresh / figure.name)
-        shutil.rmtree(out / name, ignore_errors=True)
-        fresh.rename(out / name)
+        move_home(fresh, out / name)
 
 
 def _shrink(figure: Path, target: Path) -> None:
@@ -66,34 +64,22 @@ def _shrink(figure: Path, target: Path) -> None:
         picture = picture.resize((round(0.85 * picture.width), round(0.85 * picture.height)), Image.Resampling.LANCZOS)
 
 
-class KeptRun:
-    """A run that is kept."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.described: Mapping[str, Any] = json.loads((folder / "run.json").read_text())
-        self.claims: Sequence[Mapping[str, Any]] = json.loads((folder / "claims.json").read_text())
-
-    def claims_of(self, figure: str) -> list[Mapping[str, Any]]:
-        """Return the claims that belong to a figure."""
-        return PaperRun(RunFolder(self.folder)).claims_of(figure)
-
-
-def write_scorecard(papers: Mapping[str, Paper], kept: Path, page: Path) -> None:
-    """Write the page from the kept runs."""
-    write_whole(page, make_scorecard(papers, kept).encode())
-
-
 def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     """Return the page: counts, then every claim of every item with its verdict, reason, date and commit."""
-    runs = {folder.parent.name: KeptRun(folder.parent) for folder in sorted(kept.glob("*/run.json"))}
-    every = [claim for run in runs.values() for claim in run.claims]
+    runs = {
+        folder.parent.name: PaperRun(RunFolder(folder.parent))
+        for folder in sorted(kept.glob("*/run.json"))
+        if not folder.parent.name.startswith(".")
+    }
+    used = {item.experiment for paper in papers.values() for item in paper.items}
+    every = [claim for name, run in runs.items() if name in used for claim in run.claims]
+    machines = "; ".join(dict.fromkeys(str(run.described["machine"]) for run in runs.values()))
     lines = [
         "# What of the papers reproduces here",
         "",
-        "Every experiment at its small size, on one machine of two cores without a GPU. Each claim comes from a run",
-        "whose rows, checks, claims and provenance are in [benchmarks/results/papers](../benchmarks/results/papers).",
-        "`python -m harness.papers score` writes this page.",
+        f"Machine: {machines or 'none yet'}. Each claim comes from a run whose rows, checks, claims and provenance",
+        "are in [benchmarks/results/papers](../benchmarks/results/papers). `python -m harness.papers score` writes this",
+        "page.",
         "",
         *_count(every),
         "",
@@ -112,7 +98,7 @@ def _count(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {mark} {verdict} | {counts[verdict]} |"
 
 
-def _list_items(paper: Paper, runs: Mapping[str, KeptRun]) -> Iterator[str]:
+def _list_items(paper: Paper, runs: Mapping[str, PaperRun]) -> Iterator[str]:
     for item in paper.items:
         run = runs.get(item.experiment)
         if not item.experiment or run is None:
@@ -127,9 +113,9 @@ def _list_items(paper: Paper, runs: Mapping[str, KeptRun]) -> Iterator[str]:
         yield ""
         yield f"`python -m harness +experiment={item.experiment}`, {date[:10]}, commit {commit}, {minutes} min."
         yield ""
-        picture = run.folder / f"{item.figure or item.experiment}.png"
+        picture = run.run.folder / f"{item.figure or item.experiment}.png"
         if picture.exists():
-            yield f"![{item.item}](../benchmarks/results/papers/{run.folder.name}/{picture.name})"
+            yield f"![{item.item}](../benchmarks/results/papers/{run.run.folder.name}/{picture.name})"
             yield ""
         if claims:
             yield "| | claim | here | paper | why |"

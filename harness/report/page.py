@@ -46,7 +46,7 @@ from harness.report.summary import (
 from harness.results.cells import CellResult
 from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT, select_settled
 from harness.results.files import write_whole
-from harness.results.folder import format_resume_command
+from harness.results.folder import RunFolder, format_resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
 from joulefeed.table import to_html
@@ -102,7 +102,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         to_html=lambda table: Markup(to_html(table)),  # noqa: S704  it escapes its cells
         spell=spell,
     )
-    path = results.folder / "report.html"
+    path = RunFolder(results.folder).page
     write_whole(path, text.encode())
     return path
 

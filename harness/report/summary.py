@@ -100,7 +100,7 @@ def summarise(results: Results) -> tuple[LoaderGroup, ...]:
         for loader in results.loaders
         if (workload, regime, loader) in used
     ]
-    typical = {of: find_typical(_by_repeat(group, of) for group in groups) for of in get_args(Compared)}
+    typical = {of: find_typical(by_repeat(group, of) for group in groups) for of in get_args(Compared)}
     return tuple(replace(group, typical=typical) for group in groups)
 
 
@@ -166,7 +166,7 @@ def compute_ratio(above: LoaderGroup | None, below: LoaderGroup | None, of: Comp
     """Return the ratio of a column of two groups' rows; None when either is unknown or the lower one is 0."""
     if above is None or below is None:
         return None
-    found = compare_cells(_by_repeat(above, of), _by_repeat(below, of), above.typical.get(of))
+    found = compare_cells(by_repeat(above, of), by_repeat(below, of), above.typical.get(of))
     if found is None:
         return None
     interval, is_own = found.interval, above is below
@@ -198,7 +198,8 @@ def find_joule_errors(*sides: Iterable[tuple[EpochRow, float]]) -> list[float]:
     return [statistics.median(row.find_joule_error(joules, cancels=cancels) for row, joules in side) for side in each]
 
 
-def _by_repeat(group: LoaderGroup, of: Compared) -> dict[int, list[float]]:
+def by_repeat(group: LoaderGroup, of: Compared) -> dict[int, list[float]]:
+    """Return a column of a group's rows by repeat; rows without a value are left out."""
     cells: dict[int, list[float]] = {}
     for row in group.rows:
         if (value := getattr(row, of)) is not None:

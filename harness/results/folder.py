@@ -145,6 +145,7 @@ class RunFolder:
         self.manifest = folder / MANIFEST
         self.checks = folder / "checks.json"
         self.claims = folder / "claims.json"
+        self.page = folder / "report.html"
         self.epochs_csv = folder / "epochs.csv"
         self.epochs_parquet = folder / "epochs.parquet"
         self.metrics_csv = folder / "metrics.csv"
@@ -230,6 +231,12 @@ class RunFolder:
                 f"version, or {NEW_RUN}"
             )
         return read_json(self.plan, RunPlan, NEW_RUN)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every cell is done and the report is drawn."""
+        cells = self.read_plan().cells
+        return self.page.exists() and all((self.cell_folder(cell.cell_id) / "cell.json").exists() for cell in cells)
 
     def list_raw(self) -> list[Path]:
         """Return the files and folders that rows, checks and claims are made from; the others are made of them."""

@@ -193,7 +193,7 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     Of a checkout also its commit and whether it was changed.
     """
     root = Path(__file__).resolve().parents[2]
-    code = {"code_sha256": make_field(_hash_code(root, targets), "the files of joulefeed and of its loaders")}
+    code = {"code_sha256": make_field(hash_code(root, targets), "the files of joulefeed and of its loaders")}
     if not (root / ".git").exists():
         return code
     commit = _run_command(["git", "-C", str(root), "rev-parse", "HEAD"])
@@ -206,7 +206,8 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     }
 
 
-def _hash_code(root: Path, targets: Iterable[str]) -> str:
+def hash_code(root: Path, targets: Iterable[str] = ()) -> str:
+    """Return a checksum of the code of a checkout, with the code of `targets` (import paths of classes)."""
     files = [path for name in _CODE for kind in ("py", "yaml", "c") for path in (root / name).rglob(f"*.{kind}")]
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -7,13 +7,19 @@ import codecs
 import ctypes
 import io
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 from harness.errors import DiskError
 from joulefeed import signals
+from joulefeed.child import Child
+
+_END_S: Final = 120.0
+"""Within this a run that is ended has stored what it measured, and taken its testbed down."""
 
 _ASCII: Final = dict(
     zip("×−–→≤≥±†…▇✓✗", ["x", "-", "-", "->", "<=", ">=", "+-", "*", "...", "#", "+", "x"], strict=True)
@@ -39,6 +45,29 @@ def _with_output(program: Callable[[], int | None]) -> int:
         print(f"error: {error}", file=sys.stderr)
         status = status or error.exit_status
     return status
+
+
+def run_harness(
+    words: Sequence[str], report: int | None, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> int:
+    """Run `python -m harness` with these words as a child, its report to a descriptor; return its exit status.
+
+    A signal that ends this program ends the child first, which keeps what it has measured. It is killed where it takes
+    more than two minutes for that.
+    """
+    with Child(
+        [sys.executable, "-m", "harness", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=report,
+        cwd=cwd,
+        env=env,
+        group_killed_with_parent=True,
+        grace_without_parent_s=_END_S,
+    ) as child:
+        try:
+            return child.process.wait()
+        finally:
+            child.stop(term_s=_END_S)
 
 
 def run_to_end(program: Callable[[], int]) -> NoReturn:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from harness.compare import turns
 from harness.compare.__main__ import main
 from harness.compare.history import write_history
 from harness.compare.sides import Key, Side, list_unlike
@@ -84,11 +86,11 @@ def test_the_same_needs_an_interval_within_the_margin_and_undecided_says_what_is
     wide = [draw(random, rows=1, repeats=3, spread=0.2) for _ in range(2)]
     row = one(wide[0], wide[1])
     assert row.verdict == "undecided"
-    assert row.least_difference is not None
-    assert row.least_difference > 0.1
+    assert row.ratio.least_difference is not None
+    assert row.ratio.least_difference > 0.1
     single = [draw(random, rows=1, repeats=1, spread=0.2) for _ in range(2)]
     assert one(single[0], single[1]).more_turns == 1
-    assert one(single[0], single[1]).interval is None
+    assert one(single[0], single[1]).ratio.interval is None
 
 
 def test_folders_in_turns_are_compared_in_pairs() -> None:
@@ -103,7 +105,7 @@ def test_folders_in_turns_are_compared_in_pairs() -> None:
     )
     row = one(before, after, same_within=0.001)
     assert row.verdict == "slower"
-    assert row.ratio == pytest.approx(1.02, rel=0.005)
+    assert row.ratio.value == pytest.approx(1.02, rel=0.005)
 
 
 def test_holm_needs_more_of_the_least_of_several_rows() -> None:
@@ -129,7 +131,20 @@ def test_holm_needs_more_of_the_least_of_several_rows() -> None:
 def test_a_gate(factor: float, gate: Gate, outcome: str) -> None:
     random = np.random.default_rng(8)
     before, after = (draw(random, rows=1, repeats=5, spread=0.005, factor=by) for by in (1.0, factor))
-    assert gate.judge([one(before, after)]) == outcome
+    row = one(before, after)
+    assert gate.judge([row]) == outcome
+    refused = replace(row, verdict="undecided", ratio=replace(row.ratio, trusted=False))
+    assert gate.judge([refused]) == "undecided"
+    if outcome == "passes":
+        assert gate.judge([row], is_whole=False) == "undecided"
+
+
+def test_a_gate_is_not_at_odds_with_the_verdict_same() -> None:
+    random = np.random.default_rng(9)
+    before, after = (draw(random, rows=1, repeats=8, spread=0.0005, factor=by) for by in (1.0, 1.0085))
+    row = one(before, after)
+    assert row.verdict == "same" and differ([row]) == [True]
+    assert Gate().judge([row]) == "passes"
 
 
 def pair_of(build: Build, factor: float = 1.0, **options: object) -> list[Path]:
@@ -168,7 +183,7 @@ def test_unlike_sides_are_refused_with_each_difference_unless_it_is_accepted(
     write_json(after / "provenance.json", PROVENANCE | {"packages": {}, "host": host})
     assert main([str(before), str(after)]) == 2
     said = capsys.readouterr().err
-    assert "machine: host.cpu: Intel Xeon Processor @ 2.80GHz and another" in said
+    assert "machine: host.cpu: Intel Xeon Processor @ 2.80GHz; another" in said
     assert "--accept machine" in said
     assert main([str(before), str(after), "--accept", "machine"]) == 0
     assert "accepted, machine: host.cpu" in capsys.readouterr().out
@@ -180,6 +195,8 @@ def test_unlike_sides_are_refused_with_each_difference_unless_it_is_accepted(
         ("step", "workloads", {"resnet50": {"_target_": "w", "batch_size": 64}}),
         ("size", "epochs", 3),
         ("rules", "checks", {"others_cpu_pct": 50}),
+        ("testbed", "placement", "local"),
+        ("size", "warmup_samples", 32),
     ],
 )
 def test_a_config_that_differs_is_unlike(build: Build, kind: str, key: str, value: object) -> None:
@@ -215,9 +232,61 @@ def test_a_history_has_a_figure_and_what_otava_reads(build: Build, tmp_path: Pat
     assert picture.stat().st_size > 10_000
 
 
+def test_a_loader_that_one_side_lacks_and_rows_without_a_valid_epoch_decide_nothing(
+    build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (build(repeats=5, scatter=0.002) for _ in range(2))
+    for cell_id in after.ids(loader="dali"):
+        after.fail(cell_id, "it crashed")
+    sides = [str(one.write()) for one in (before, after)]
+    assert main(sides) == 3
+    assert "only in" in capsys.readouterr().out
+    refused = build(repeats=5, scatter=0.002)
+    for cell_id in refused.ids(loader="dali"):
+        refused.invalidate(cell_id, "others_cpu", "< 5 %", "50 %")
+    assert main([sides[0], str(refused.write())]) == 3
+    assert "†" in capsys.readouterr().out
+
+
+def test_turns_are_measured_once_and_not_taken_from_another_comparison(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(words: list[str], report: object, **_: object) -> int:
+        ran.append(words)
+        results = Path(words[-1].removeprefix("results_dir="))
+        builder = build(repeats=1, scatter=0.002)
+        builder.folder = results / f"{len(ran):04d}_smoke"
+        for event in builder.events:
+            event["t_utc"] = f"2025-11-20T13:00:{len(ran):02d}Z"
+        if "broken=true" not in words:
+            (builder.write() / "report.html").touch()
+        return 0
+
+    monkeypatch.setattr(turns, "run_harness", run)
+    arguments = ["--run", "+experiment=smoke", "--turns", "4", "--out", str(tmp_path / "out")]
+    assert main(arguments) in (0, 3)
+    assert "over repeats in turns" in " ".join(capsys.readouterr().out.split())
+    sides = [Path(words[-1]).name.partition("-")[0] for words in ran]
+    assert sides == ["baseline", "candidate", "candidate", "baseline"] * 2
+    assert main(arguments) in (0, 3) and len(ran) == 8
+    assert main([*arguments, "--candidate-with", "loaders.pytorch.num_workers=8"]) == 2
+    assert "has turns of another overrides" in " ".join(capsys.readouterr().err.split())
+    assert main([*arguments[:-1], str(tmp_path / "other"), "--candidate-with", "broken=true"]) == 2
+    assert "is not whole" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["A"], ["A", "B", "--fail-if", "worse"], ["A", "B", "--same-within", "0"], ["--run", "x", "--turns", "1"]],
+    [
+        [],
+        ["A"],
+        ["A", "B", "--fail-if", "worse"],
+        ["A", "B", "--same-within", "0"],
+        ["--run", "x", "--turns", "1"],
+        ["A", "B", "--fail-if", "slower by > 1.2.3 %"],
+    ],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

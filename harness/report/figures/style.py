@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,3 +73,13 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     figure.savefig(png, dpi=200)
     figure.savefig(svg, metadata={"Date": None})
     return png, svg
+
+
+def make_page(title: str, body: str) -> str:
+    """Return a page of HTML in the project's style."""
+    style = (_STYLE.parent / "report.css").read_text()
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{style}</style></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
+    )
