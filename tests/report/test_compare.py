@@ -155,9 +155,15 @@ def pair_of(build: Build, factor: float = 1.0, **options: object) -> list[Path]:
         for row in builder.rows.values():
             for name in ("duration_s", "cpu_j", "gpu_j", "dram_j", "total_j"):
                 row[name] *= by
-        folders.append(builder.write())
-        write_json(folders[-1] / "provenance.json", PROVENANCE | {"packages": {}})
+        folders.append(write(builder))
     return folders
+
+
+def write(builder: FolderBuilder) -> Path:
+    """Write a folder whose provenance has the packages as a run has them."""
+    folder = builder.write()
+    write_json(folder / "provenance.json", PROVENANCE | {"packages": {}})
+    return folder
 
 
 def test_a_slower_side_is_status_1_and_an_equal_one_0(build: Build, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,13 +244,13 @@ def test_a_loader_that_one_side_lacks_and_rows_without_a_valid_epoch_decide_noth
     before, after = (build(repeats=5, scatter=0.002) for _ in range(2))
     for cell_id in after.ids(loader="dali"):
         after.fail(cell_id, "it crashed")
-    sides = [str(one.write()) for one in (before, after)]
+    sides = [str(write(one)) for one in (before, after)]
     assert main(sides) == 3
     assert "only in" in capsys.readouterr().out
     refused = build(repeats=5, scatter=0.002)
     for cell_id in refused.ids(loader="dali"):
         refused.invalidate(cell_id, "others_cpu", "< 5 %", "50 %")
-    assert main([sides[0], str(refused.write())]) == 3
+    assert main([sides[0], str(write(refused))]) == 3
     assert "†" in capsys.readouterr().out
 
 
@@ -261,7 +267,7 @@ def test_turns_are_measured_once_and_not_taken_from_another_comparison(
         for event in builder.events:
             event["t_utc"] = f"2025-11-20T13:00:{len(ran):02d}Z"
         if "broken=true" not in words:
-            (builder.write() / "report.html").touch()
+            (write(builder) / "report.html").touch()
         return 0
 
     monkeypatch.setattr(turns, "run_harness", run)
