@@ -24,7 +24,7 @@ _NO_PAPER: Final = PaperItem(item="A/A", experiment="aa", minutes=3)
 
 @dataclass(frozen=True)
 class PaperRun:
-    """A whole run of an experiment, or what is kept of one."""
+    """A whole run of an experiment, or the kept part of one."""
 
     run: RunFolder
 

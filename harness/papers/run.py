@@ -26,7 +26,7 @@ class Ended:
 def run_papers(papers: Mapping[str, Paper], out: Path, scale: str, only: Sequence[str] = ()) -> list[Ended]:
     """Run every experiment that has no whole run in `out`; returns how each ended.
 
-    One that was interrupted is resumed, or begun again where code or configuration are others now. One that fails is
+    One that was interrupted is resumed, or started again where code or configuration are others now. One that fails is
     left behind, and the others go on. Raises ConfigError for a name that is no experiment of these papers.
     """
     every = list_experiments(papers)
