@@ -54,7 +54,7 @@ def measure_in_turns(
 
 
 def _require_the_same(file: Path, wanted: dict[str, object]) -> None:
-    """Store what is measured in a folder; raise ConfigError where it holds turns of something else."""
+    """Store the measured versions in a folder; raise ConfigError where it holds turns of something else."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and (stored := read_json(file, dict[str, object], RUN)) != wanted:
         differs = ", ".join(key for key in wanted if stored.get(key) != wanted[key])
