@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.config.validation import quote_value
 from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError
 from harness.results.files import RUN, read_json, write_json
 from harness.results.folder import RunFolder
@@ -66,7 +67,7 @@ def _measure(version: Version, experiment: Sequence[str], results: Path) -> Path
     found = _find_whole(results)
     if found is None:
         print(f"{results.parent.name}: {results.name}", file=sys.stderr)
-        words = [*experiment, *version.overrides, "repeats=1", f"results_dir={results.resolve()}"]
+        words = [*experiment, *version.overrides, "repeats=1", f"results_dir={quote_value(str(results.resolve()))}"]
         environment = {**os.environ, "PYTHONPATH": str(version.checkout.resolve())}
         status = run_harness(words, subprocess.DEVNULL, cwd=version.checkout, env=environment)
         found = _find_whole(results)

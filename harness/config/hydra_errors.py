@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.config.targets import parameters
-from harness.config.validation import did_you_mean, unknown_key
+from harness.config.validation import did_you_mean, quote_value, unknown_key
 from harness.errors import ConfigError
 
 _SECTIONS: Final = {"workload": "workloads", "loader": "loaders", "regime": "regimes"}
@@ -50,8 +50,7 @@ def _unreadable(override: str) -> ConfigError:
     elif value[:1] in set("[{(\"'"):
         advice = "close every bracket and quote"
     else:
-        quoted = f'{key}="{value}"'
-        advice = f"quote the value: {shlex.quote(quoted)}"
+        advice = f"quote the value: {shlex.quote(f'{key}={quote_value(value)}')}"
     return ConfigError(f"{override}: cannot be read as key=value; {advice}")
 
 

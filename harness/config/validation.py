@@ -159,3 +159,11 @@ def unknown_key(where: str, known: Iterable[str], reason: str = "unknown key", h
     names = sorted(known)
     meant = did_you_mean(where.rpartition(".")[2], names)
     return ConfigError(f"{where}: {reason}{meant}; {have} {', '.join(names) or 'none'}")
+
+
+def quote_value(text: str) -> str:
+    """Return a value as an override takes it: in quotes where it has more than letters, digits and a few signs."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+        return text
+    escaped = text.replace('"', r"\"")
+    return f'"{escaped}"'

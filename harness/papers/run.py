@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.config.validation import quote_value
 from harness.errors import ConfigError, ResultsError
 from harness.papers.items import find_partial, find_runs, list_experiments
 from harness.report.papers import Paper
@@ -52,7 +53,7 @@ def _run(experiment: str, out: Path, scale: str) -> int:
     status = ResultsError.exit_status
     for words in tries:
         with (out / f"{experiment}.txt").open("ab") as report:
-            status = run_harness([*words, f"results_dir={out}"], report.fileno())
+            status = run_harness([*words, f"results_dir={quote_value(str(out))}"], report.fileno())
         if status != ResultsError.exit_status:
             break
     return status

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.specs import Experiment, Tolerances
+from harness.config.validation import quote_value
 from harness.errors import ResultsError
 from harness.results.cell_folder import MANIFEST, compute_checksum
 from harness.results.cells import Cell, CellRecord
@@ -108,7 +109,7 @@ class Ledger:
 def format_resume_command(folder: Path, results_dir: str) -> str:
     """Return the command that resumes the run of a folder in `results_dir`."""
     words = ["python", "-m", "harness", f"resume={folder.name}"]
-    return shlex.join([*words, f"results_dir={results_dir}"] if results_dir != "results" else words)
+    return shlex.join([*words, f"results_dir={quote_value(results_dir)}"] if results_dir != "results" else words)
 
 
 def make_folder(results_dir: Path, name: str) -> Path:

@@ -48,7 +48,7 @@ def _with_output(program: Callable[[], int | None]) -> int:
 
 
 def run_harness(
-    words: Sequence[str], report: int | None, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    words: Sequence[str], report: int, *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> int:
     """Run `python -m harness` with these words as a child, its report to a descriptor; return its exit status.
 

@@ -261,7 +261,7 @@ def test_turns_are_measured_once_and_not_taken_from_another_comparison(
 
     def run(words: list[str], report: object, **_: object) -> int:
         ran.append(words)
-        results = Path(words[-1].removeprefix("results_dir="))
+        results = Path(words[-1].removeprefix("results_dir=").strip('"'))
         builder = build(repeats=1, scatter=0.002)
         builder.folder = results / f"{len(ran):04d}_smoke"
         for event in builder.events:
@@ -271,10 +271,10 @@ def test_turns_are_measured_once_and_not_taken_from_another_comparison(
         return 0
 
     monkeypatch.setattr(turns, "run_harness", run)
-    arguments = ["--run", "+experiment=smoke", "--turns", "4", "--out", str(tmp_path / "out")]
+    arguments = ["--run", "+experiment=smoke", "--turns", "4", "--out", str(tmp_path / "öut of it")]
     assert main(arguments) in (0, 3)
     assert "over repeats in turns" in " ".join(capsys.readouterr().out.split())
-    sides = [Path(words[-1]).name.partition("-")[0] for words in ran]
+    sides = [Path(words[-1].strip('"')).name.partition("-")[0] for words in ran]
     assert sides == ["baseline", "candidate", "candidate", "baseline"] * 2
     assert main(arguments) in (0, 3) and len(ran) == 8
     assert main([*arguments, "--candidate-with", "loaders.pytorch.num_workers=8"]) == 2
