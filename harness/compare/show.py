@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
+_ROUND: Final = (0.1, 0.2, 0.5, 2.0, 5.0, 10.0, 0.7, 0.8, 1.25, 1.5, 0.9, 1.1, 0.95, 1.05, 0.98, 1.02, 0.99, 1.01)
+"""Ratios that an axis names; the first ones first."""
 _WORDS: Final[Mapping[tuple[Metric, Verdict], str]] = {
     ("joules", "slower"): "more joules",
     ("joules", "faster"): "fewer joules",
@@ -195,7 +197,7 @@ class SidesCompared:
         axes.minorticks_off()
         unit = {"seconds": "s", "joules": "J"}
         axes.set_yticks(range(len(self.rows)), [f"{self.name(row)}, {unit[row.metric]}" for row in self.rows])
-        axes.invert_yaxis()
+        axes.set_ylim(len(self.rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("candidate over baseline, with its 95 % interval; grey: the same")
         return figure
@@ -211,10 +213,13 @@ def _verdict(row: ComparedRow) -> TableCell:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return some five ratios between two ends, at even steps of the logarithm."""
-    spans = [low * (high / low) ** (place / 4) for place in range(5)]
-    digits = 2 if high / low > 1.2 else 3
-    return sorted({round(value, digits) for value in spans if math.isfinite(value)} | {1.0})
+    """Return round ratios between two ends, as far from each other as their labels need; 1 is one of them."""
+    apart = 0.1 * math.log(high / low)
+    found = [1.0]
+    for value in _ROUND:
+        if low <= value <= high and all(abs(math.log(value / other)) >= apart for other in found):
+            found.append(value)
+    return sorted(found)
 
 
 def print_jobs_compared(folders: Sequence[Path], console: Console) -> None:
