@@ -140,8 +140,8 @@ class Meter(Closing):
         with self._woken:
             self._woken.wait_for(lambda: self._is_over(span), _PATIENCE_S)
             self._spans.discard(span)
-        # A counter that rests, or repeats another one, is in no description.
-        counted = [r for r in span.readings if (r.device, r.domain, r.source) in channels.series]
+        # A counter that rests, or repeats another one, is in no description; that is known later than it is first read.
+        counted = [r for r in span.readings if SensorChannel(r.device, r.domain, r.source) not in self._resting]
         shown = {(r.device, r.domain, r.source) for r in counted if r.t_ns - (r.early_ns or 0) >= span.end_ns}
         for key in sorted({(r.device, r.domain, r.source) for r in counted} - shown):
             why = f"{' '.join(key)} stood still for half a second after the end, so that nothing bounds its joules"
