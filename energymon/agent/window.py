@@ -347,13 +347,16 @@ class Window:
         return self._counted(found, session.description) if self._is_here else found
 
     def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
-        """Leave out the boards of this host that do not count, and say so; raises OptionError."""
+        """Leave out the boards of this host that do not count, and say so; raises OptionError and WindowError."""
         boards = boards_of(description)
         if (counted := choose_boards(self._boards, boards, self._environment)) is None:
             return found
         found = of_boards(found, channels_of(description, found.node), counted)
         event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
-        return replace(found, events=(event, *found.events))
+        found = replace(found, events=(event, *found.events))
+        if not found.components:
+            raise WindowError(f"{self._label()} has nothing that counts{_event_lines(found)}")
+        return found
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
         """Return the session whose readings these are, and the window by the clock of its readings.
