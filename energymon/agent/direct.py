@@ -169,7 +169,7 @@ class Meter(Closing):
             raise self._failed
         calibrations = load_calibrations(lambda _: None)  # `doctor` says what is wrong with them
         sensors = (one.describe() for one in self._described)
-        return describe(sensors, self._lacking, self._found.boards, calibrations, _INTERVAL_NS)
+        return describe(sensors, self._lacking, self._found, calibrations, _INTERVAL_NS)
 
     def close(self) -> None:
         """Close the counters; windows that were not looked up have no figure. May be called twice."""

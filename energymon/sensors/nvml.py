@@ -286,7 +286,9 @@ def open_nvml(interval_ns: int, library: Path | None = None, boards: str = ALL, 
     if not sensors and not missing:
         missing.append(Missing(NAME, "the driver shows no GPU", "check nvidia-smi -L"))
     known = [sensor.board for sensor in sensors] + [Board(part[0]) for gap in missing for part in gap.parts]
+    unsampled: tuple[Board, ...] = ()
     if (counted := choose_boards(boards, known, os.environ)) is not None:
+        unsampled = tuple(board._replace(is_sampled=False) for board in known if board.device not in counted)
         for sensor in sensors:
             if sensor.board.device not in counted:
                 sensor.close()
@@ -294,7 +296,8 @@ def open_nvml(interval_ns: int, library: Path | None = None, boards: str = ALL, 
         missing = [gap for gap in missing if not gap.parts or gap.parts[0][0] in counted]
     if settles:
         _probe(sensors)
-    return Discovery(tuple(sensors), tuple(missing), "" if counted is None else name_boards(known, counted))
+    told = "" if counted is None else name_boards(known, counted)
+    return Discovery(tuple(sensors), tuple(missing), told, unsampled)
 
 
 def _probe(sensors: Iterable[NvmlSensor]) -> None:
