@@ -30,7 +30,7 @@ class Board(NamedTuple):
     slices: Sequence[str] | None = None
     """UUIDs of its slices in MIG mode; None outside that mode."""
     is_sampled: bool = True
-    """False where the agent was told to leave it out."""
+    """False where --boards leaves it out."""
 
 
 def boards_of(description: Mapping[str, Any]) -> list[Board]:
@@ -81,7 +81,7 @@ def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str
             raise OptionError(f"{which}: {name!r} names {len(named) or 'none'} of {there}; expected one")
         found |= named
     if left_out := ", ".join(board.device for board in boards if board.device in found and not board.is_sampled):
-        raise OptionError(f"{which} means {left_out}, which was left out by --boards: have it sampled, or choose others")
+        raise OptionError(f"{which} means {left_out}, which --boards left out: have it sampled, or choose others")
     return frozenset(found)
 
 

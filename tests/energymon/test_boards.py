@@ -56,7 +56,7 @@ def test_the_boards_that_cuda_lets_a_program_see_count(boards, named, expected):
         (ALIKE, "MIG-5b", "names none of gpu-0"),
         ([*ALIKE, Board("gpu-3", "GPU-00ab", "NVIDIA H100")], "GPU-00a", "names 2 of"),
         (UNREAD, "GPU-11aa", r"gpu-1 \(cannot be read\)"),
-        ([ALIKE[0], ALIKE[1]._replace(is_sampled=False)], "1", "means gpu-1, which was left out by --boards"),
+        ([ALIKE[0], ALIKE[1]._replace(is_sampled=False)], "1", "means gpu-1, which --boards left out"),
     ],
 )
 def test_a_name_whose_board_nobody_knows_is_refused(boards, named, remedy):

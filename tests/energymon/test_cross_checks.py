@@ -145,7 +145,8 @@ def test_a_module_is_not_added_to_its_parts():
 
 def test_a_hidden_module_and_what_is_said_of_it_are_left_out():
     rows = [row for i, watts in enumerate((600, 400)) for row in series(f"gpu-{i}", "module", "nvml-counter", watts)]
-    rows += series("gpu-1", "gpu", "nvml-power-average", 700, error=False) + series("package-0", "cpu", "rapl-perf", 400)
+    rows += series("gpu-1", "gpu", "nvml-power-average", 700, error=False)
+    rows += series("package-0", "cpu", "rapl-perf", 400)
     named = [("gpu-0", "module"), ("gpu-1", "module"), ("gpu-1", "gpu"), ("package-0", "cpu")]
     described = channels_of({"sensors": [{"channels": [channel(*part, "nvml-counter") for part in named]}]}, "n")
     found = energy_of(rows, described, T0 + 2 * S, T0 + 18 * S, TICK)
