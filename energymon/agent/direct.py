@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
 
 from energymon.clock.monotonic import NS, Clock, boot_ns
-from energymon.errors import EnergyError, NoSensorError, WindowError
+from energymon.errors import EnergyError, NoSensorError, OptionError, WindowError
 from energymon.reading import COUNTERS, ESTIMATE, Event, Reading
 from energymon.sampling.outages import Outages
 from energymon.sensors.base import Sensor, SensorChannel, wraps
@@ -73,9 +73,12 @@ class Meter(Closing):
         """Open the counters: all, or those of `config`.
 
         `estimate="missing"` estimates, labelled so, the CPU energy that no sensor measures. Raises NoSensorError where
-        nothing counts energy, SensorError for a named sensor that is missing, and OptionError.
+        nothing counts energy, SensorError for a named sensor that is missing, and OptionError, such as for a meter at
+        the wall.
         """
         self._config = config or SensorConfig(estimate=estimate == "missing")
+        if self._config.wall:
+            raise OptionError("a meter at the wall is asked once a second, which takes an agent: expected none here")
         # Which counters rest or repeat others is seen while the first window goes on.
         self._found = discover(self._config, _INTERVAL_NS, settles=False)
         self._sensors = [one for one in self._found.sensors if any(c.source in _COUNTED for c in one.channels)]
@@ -152,6 +155,7 @@ class Meter(Closing):
             found.energies,
             found.best,
             found.components,
+            found.disagreements,
             node=self.node,
             start_ns=span.start_utc_ns,
             end_ns=span.end_utc_ns,
@@ -269,10 +273,21 @@ class Meter(Closing):
 
 
 _shared: dict[int, Meter] = {}
+_sharing = threading.Lock()
 
 
 def shared_meter() -> Meter:
     """Return the meter of this process, opened when it is first asked for; raises as Meter does."""
-    if (pid := os.getpid()) not in _shared:
-        _shared[pid] = Meter()
-    return _shared[pid]
+    with _sharing:
+        if (pid := os.getpid()) not in _shared:
+            _shared[pid] = Meter()
+        return _shared[pid]
+
+
+def _after_fork() -> None:
+    """In the child: the thread that held the lock is not here."""
+    global _sharing  # noqa: PLW0603 - one a process is the point
+    _sharing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
