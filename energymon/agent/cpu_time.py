@@ -24,7 +24,7 @@ class CpuTime(NamedTuple):
 
     host_s: float
     used_s: float
-    cpus: int = 0
+    cpus: int
     """Processors that are online; with another number `host_s` has another start."""
 
 
@@ -56,26 +56,33 @@ class CpuShare:
     def __init__(self, owner: str | Path) -> None:
         """Begin; `owner` is as for `cpu_time`, which raises OptionError."""
         self._owner = owner
-        self._begin = cpu_time(owner)
-        self._end: CpuTime | None = None
+        self._begin = self._end = cpu_time(owner)
         self.unknown = "it has not ended"
         """Why there is no share; "" where there is."""
 
     def end(self) -> None:
         """End; a control group that has gone, and processors that came or went, leave the share unknown."""
+        began = self._begin.cpus
         try:
-            self._end, self.unknown = cpu_time(self._owner), ""
+            self._end = cpu_time(self._owner)
+            self.unknown = (
+                "" if self._end.cpus == began else f"{began} processors were online, and {self._end.cpus} are"
+            )
         except OptionError as error:
             self.unknown = str(error)
-            return
-        if self._end.cpus != self._begin.cpus:
-            self.unknown = f"of {self._begin.cpus} processors online there are {self._end.cpus} now"
 
     def of(self, energy: NodeEnergy) -> AttributedEnergy:
-        """Return the share of the CPU's joules; raises WindowError where it is unknown."""
-        if self._end is None or self.unknown:
+        """Return the share of the CPU's joules, beyond idle where there is a baseline; raises WindowError without one.
+
+        No share is more than all of them, though children that were waited for may have worked before it began.
+        """
+        if self.unknown:
             raise WindowError(f"the share by CPU time is unknown: {self.unknown}")
-        return attribute(energy, self._begin, self._end)
+        cpu = next((one for one in energy.components if one.name == "cpu"), None)
+        net = cpu is not None and cpu.net_j is not None
+        host_s, used_s = self._end.host_s - self._begin.host_s, self._end.used_s - self._begin.used_s
+        parts = divide_cpu_joules(energy, host_s, {"used": used_s}, net=net)
+        return AttributedEnergy(parts["used"], used_s, host_s, net, cpu is not None and cpu.estimated)
 
 
 def cpu_time(owner: str | Path) -> CpuTime:
@@ -96,12 +103,3 @@ def cpu_time(owner: str | Path) -> CpuTime:
     # The kernel times idle processors; which of them are busy it may sample at its ticks alone.
     idle_s = sum(int(whole[field]) for field in (4, 5, 8)) / _HERTZ
     return CpuTime(len(each) * time.monotonic() - idle_s, used_s, len(each))
-
-
-def attribute(energy: NodeEnergy, begin: CpuTime, end: CpuTime) -> AttributedEnergy:
-    """Return the share of the CPU's joules, beyond idle where there is a baseline, between two instants."""
-    cpu = next((one for one in energy.components if one.name == "cpu"), None)
-    net = cpu is not None and cpu.net_j is not None
-    host_s, used_s = end.host_s - begin.host_s, end.used_s - begin.used_s
-    parts = divide_cpu_joules(energy, host_s, {"used": used_s}, net=net)
-    return AttributedEnergy(parts["used"], used_s, host_s, net, cpu is not None and cpu.estimated)

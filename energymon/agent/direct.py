@@ -273,21 +273,14 @@ class Meter(Closing):
 
 
 _shared: dict[int, Meter] = {}
-_sharing = threading.Lock()
+_sharing: dict[int, threading.Lock] = {}
+"""By process: in a fork, the thread that held its parent's lock is not there."""
 
 
 def shared_meter() -> Meter:
     """Return the meter of this process, opened when it is first asked for; raises as Meter does."""
-    with _sharing:
-        if (pid := os.getpid()) not in _shared:
+    pid = os.getpid()
+    with _sharing.setdefault(pid, threading.Lock()):
+        if pid not in _shared:
             _shared[pid] = Meter()
         return _shared[pid]
-
-
-def _after_fork() -> None:
-    """In the child: the thread that held the lock is not here."""
-    global _sharing  # noqa: PLW0603 - one a process is the point
-    _sharing = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

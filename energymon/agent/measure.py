@@ -31,9 +31,8 @@ def measure(
     """Measure each call of a function or a coroutine, which returns what it did without; decorated calls may nest.
 
     A call that raises has no figure. Windows are direct unless an agent or a store is given. Where nothing can be
-    measured, a call raises NoSensorError before the function runs. A call returns after its report, and the figures
-    are waited for, for half a second at most, or what an agent takes: a call around it has that time and its joules
-    too.
+    measured, a call raises NoSensorError before the function runs. A call returns after its report, which waits for
+    the figures: a call around it has that time and its joules too.
 
     Args:
         function: The function; OptionError is raised for one that yields, since its body runs after the call.

@@ -320,10 +320,7 @@ class Window:
             meter = self._span.meter
             channels = channels_of(meter.description, meter.node)
             found = with_resonances(meter.energy(self._span), channels, self._period_s)
-            found = self._counted(found, meter.description)
-            if not found.components or not found.energies:
-                raise WindowError(f"{self._label()} has no figure of any counter{_event_lines(found)}")
-            return found
+            return self._counted(found, meter.description)
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
             raise WindowError(
@@ -350,13 +347,12 @@ class Window:
     def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
         """Leave out the boards of this host that do not count, and say so; raises OptionError and WindowError."""
         boards = boards_of(description)
-        if (counted := choose_boards(self._boards, boards, self._environment)) is None:
-            return found
-        found = of_boards(found, channels_of(description, found.node), counted)
-        event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
-        found = replace(found, events=(event, *found.events))
-        if not found.components:
-            raise WindowError(f"{self._label()} has nothing that counts{_event_lines(found)}")
+        if (counted := choose_boards(self._boards, boards, self._environment)) is not None:
+            found = of_boards(found, channels_of(description, found.node), counted)
+            event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
+            found = replace(found, events=(event, *found.events))
+        if not found.components or not found.energies:
+            raise WindowError(f"{self._label()} has no figure of anything that counts{_event_lines(found)}")
         return found
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:

@@ -54,7 +54,11 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
         span = Meter(config=config).begin()
     except NoSensorError as error:
         unknown = f"{str(error).partition(chr(10))[0].rstrip(':')}; {_REMEDY}"
-    share = None if owner is None else _share_of(owner)
+    share = None
+    if owner is not None:
+        from energymon.agent.cpu_time import CpuShare
+
+        share = CpuShare(owner)
     began_ns = boot_ns()
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -80,12 +84,6 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
         with suppress(OSError):
             print(f"energymon: {json_file or 'stderr'}: {error}; the figures are lost", file=errors)
     return status
-
-
-def _share_of(owner: str) -> CpuShare:
-    from energymon.agent.cpu_time import CpuShare
-
-    return CpuShare(owner)
 
 
 def _wait_for(pid: int) -> int:

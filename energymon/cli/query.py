@@ -149,7 +149,8 @@ def render(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AM
 
 def figures(window: WindowEnergy) -> list[str]:
     """Return a window's joules by component, what contradicts them, where their accuracy is from, what happened."""
-    lines = [*_components(window.components, {}, net=False), *_disagreements(window)]
+    lines = _components(window.components, {}, net=False)
+    lines += [f"  disagree: {text}" for text in window.disagreements]
     return [*lines, *_accuracies(window), *_events(window.events)]
 
 
@@ -163,7 +164,7 @@ def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
         lines.append("  no series covers this window")
     lines += _covered(window)
     lines += _components(window.components, amounts, net=window.is_net)
-    lines += _disagreements(window)
+    lines += [f"  disagree: {text}" for text in window.disagreements]
     if window.energies:
         lines.append("")
         lines += _series(window)
@@ -203,10 +204,6 @@ def _events(events: Sequence[Event]) -> Iterator[str]:
             yield f"  {_utc(event.t_ns)} {event.kind}: {event.message}"
         elif left == 1:
             yield f"  ... {counts[event.kind] - _MOST_EVENTS - 1} more {event.kind}"
-
-
-def _disagreements(window: WindowEnergy) -> Iterator[str]:
-    return (f"  disagree: {text}" for text in window.disagreements)
 
 
 def _accuracies(window: WindowEnergy) -> Iterator[str]:

@@ -263,6 +263,14 @@ def test_an_event_loop_goes_on_while_a_window_begins_and_its_figures_are_waited_
     asyncio.run(work())
 
 
+def shared_between(monkeypatch, *times):
+    shown = iter(times)
+    monkeypatch.setattr(cpu_time, "cpu_time", lambda owner: next(shown))
+    share = cpu_time.CpuShare("process")
+    share.end()
+    return share
+
+
 def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypatch, tmp_path):
     meter = meters(0, estimate=True)
     with Window(direct=meter, attribute="process") as window:
@@ -290,12 +298,8 @@ def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypa
     assert window.joules > 0
     with pytest.raises(OptionError, match="expected the folder of a control group"):
         cpu_time.cpu_time(tmp_path)
-    times = iter([cpu_time.CpuTime(1.0, 1.0, 4), cpu_time.CpuTime(99.0, 2.0, 5)])
-    monkeypatch.setattr(cpu_time, "cpu_time", lambda owner: next(times))
-    share = cpu_time.CpuShare("process")
-    share.end()
-    with pytest.raises(WindowError, match="of 4 processors online there are 5 now"):
-        share.of(other.energy)
+    with pytest.raises(WindowError, match="4 processors were online, and 5 are"):
+        shared_between(monkeypatch, cpu_time.CpuTime(1.0, 1.0, 4), cpu_time.CpuTime(99.0, 2.0, 5)).of(other.energy)
 
 
 def test_a_process_has_one_meter_however_many_threads_ask_for_it(meters, monkeypatch):
@@ -319,9 +323,9 @@ def test_a_process_has_one_meter_however_many_threads_ask_for_it(meters, monkeyp
 @pytest.mark.parametrize(
     ("net_j", "used_s", "joules"), [(None, 1.0, 25.0), (40.0, 1.0, 10.0), (40.0, 8.0, 40.0), (-1.0, 1.0, None)]
 )
-def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(net_j, used_s, joules):
+def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(monkeypatch, net_j, used_s, joules):
     cpu = EnergyComponent("cpu", 100.0, 1.0, 1.0, 0.0, 0.0, sources=(), estimated=False, lost=(), net_j=net_j)
-    begin = cpu_time.CpuTime(10.0, 5.0)
-    share = cpu_time.attribute(NodeEnergy((), (), (cpu,)), begin, cpu_time.CpuTime(14.0, 5.0 + used_s))
+    between = shared_between(monkeypatch, cpu_time.CpuTime(10.0, 5.0, 4), cpu_time.CpuTime(14.0, 5.0 + used_s, 4))
+    share = between.of(NodeEnergy((), (), (cpu,)))
     assert (share.joules, share.is_net, share.host_cpu_s) == (joules, net_j is not None, 4.0)
     assert ("beyond idle" in str(share)) == (net_j is not None)
