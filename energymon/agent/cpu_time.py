@@ -72,10 +72,7 @@ class CpuShare:
             self.unknown = str(error)
 
     def of(self, energy: NodeEnergy) -> AttributedEnergy:
-        """Return the share of the CPU's joules, beyond idle where there is a baseline; raises WindowError without one.
-
-        No share is more than all of them, though children that were waited for may have worked before it began.
-        """
+        """Return the share of the CPU's joules, beyond idle where a baseline is known; raises WindowError for unknown."""
         if self.unknown:
             raise WindowError(f"the share by CPU time is unknown: {self.unknown}")
         cpu = next((one for one in energy.components if one.name == "cpu"), None)

@@ -73,8 +73,7 @@ class Meter(Closing):
         """Open the counters: all, or those of `config`.
 
         `estimate="missing"` estimates, labelled so, the CPU energy that no sensor measures. Raises NoSensorError where
-        nothing counts energy, SensorError for a named sensor that is missing, and OptionError, such as for a meter at
-        the wall.
+        nothing counts energy, SensorError for a named sensor that is missing, and OptionError.
         """
         self._config = config or SensorConfig(estimate=estimate == "missing")
         if self._config.wall:

@@ -138,8 +138,7 @@ class Window:
             _synchronize_cuda()
 
     def _begin(self) -> Self:
-        if self._owner is not None:
-            self._share = CpuShare(self._owner)
+        self._share = None if self._owner is None else CpuShare(self._owner)
         if isinstance(self._direct, Meter):
             self._span = self._direct.begin()
             self._start_ns, self._began_ns = self._span.start_utc_ns, self._span.start_ns

@@ -120,25 +120,19 @@ class NvmlSensor:
 
     def describe(self) -> dict[str, object]:
         """Return model and UUID, what the counter covers and how often it is updated, and the slices in MIG mode."""
-        described: dict[str, object] = {
+        named = {"model": self.board.model, "uuid": self.board.uuid}
+        return {
             "sensor": NAME,
             "driver": self._driver,
-            "model": self.board.model,
-            "uuid": self.board.uuid,
+            **named,
             "module_power": self._module,
             "slices": self.board.slices,
             "counter_period_ms": self._counter_period_ms,
+            "channels": [
+                {**series.describe(), **named, "module_power": series.channel.domain == "module"}
+                for series in self._series()
+            ],
         }
-        described["channels"] = [
-            {
-                **series.describe(),
-                "model": self.board.model,
-                "uuid": self.board.uuid,
-                "module_power": series.channel.domain == "module",
-            }
-            for series in self._series()
-        ]
-        return described
 
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source."""
