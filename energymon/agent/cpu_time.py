@@ -72,7 +72,7 @@ class CpuShare:
             self.unknown = str(error)
 
     def of(self, energy: NodeEnergy) -> AttributedEnergy:
-        """Return the share of the CPU's joules, beyond idle where a baseline is known; raises WindowError for unknown."""
+        """Return the share of the CPU's joules, beyond idle where that is known; raises WindowError for unknown."""
         if self.unknown:
             raise WindowError(f"the share by CPU time is unknown: {self.unknown}")
         cpu = next((one for one in energy.components if one.name == "cpu"), None)
