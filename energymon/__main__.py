@@ -304,6 +304,9 @@ def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
         metavar="SOURCE=MS",
         help="how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)",
     )
+    if not samples:
+        sensing.set_defaults(wall=(), wall_auth=None, wall_ca=None)
+        return sensing
     sensing.add_argument(
         "--wall",
         action="append",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import NodeEnergy, divide_cpu_joules
-from energymon.errors import OptionError
+from energymon.errors import OptionError, WindowError
 
 _HERTZ: Final = os.sysconf("SC_CLK_TCK")
 _PROCESSES: Final = {
@@ -24,6 +24,8 @@ class CpuTime(NamedTuple):
 
     host_s: float
     used_s: float
+    cpus: int
+    """Processors that are online; with another number `host_s` has another start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,38 @@ class AttributedEnergy:
         return f"attributed by CPU time, not measured: {joules} of the CPU's, {of} ({seconds})"
 
 
+class CpuShare:
+    """The share that a process, its children or a control group have of the CPU time from now on."""
+
+    def __init__(self, owner: str | Path) -> None:
+        """Begin; `owner` is as for `cpu_time`, which raises OptionError."""
+        self._owner = owner
+        self._begin = self._end = cpu_time(owner)
+        self.unknown = "it has not ended"
+        """Why there is no share; "" where there is."""
+
+    def end(self) -> None:
+        """End; a control group that has gone, and processors that came or went, leave the share unknown."""
+        began = self._begin.cpus
+        try:
+            self._end = cpu_time(self._owner)
+            self.unknown = (
+                "" if self._end.cpus == began else f"{began} processors were online, and {self._end.cpus} are"
+            )
+        except OptionError as error:
+            self.unknown = str(error)
+
+    def of(self, energy: NodeEnergy) -> AttributedEnergy:
+        """Return the share of the CPU's joules, beyond idle where that is known; raises WindowError for unknown."""
+        if self.unknown:
+            raise WindowError(f"the share by CPU time is unknown: {self.unknown}")
+        cpu = next((one for one in energy.components if one.name == "cpu"), None)
+        net = cpu is not None and cpu.net_j is not None
+        host_s, used_s = self._end.host_s - self._begin.host_s, self._end.used_s - self._begin.used_s
+        parts = divide_cpu_joules(energy, host_s, {"used": used_s}, net=net)
+        return AttributedEnergy(parts["used"], used_s, host_s, net, cpu is not None and cpu.estimated)
+
+
 def cpu_time(owner: str | Path) -> CpuTime:
     """Return the CPU time of the host and of "process", this one with the children that it waited for, or of those.
 
@@ -65,13 +99,4 @@ def cpu_time(owner: str | Path) -> CpuTime:
     whole, *each = (line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu"))
     # The kernel times idle processors; which of them are busy it may sample at its ticks alone.
     idle_s = sum(int(whole[field]) for field in (4, 5, 8)) / _HERTZ
-    return CpuTime(len(each) * time.monotonic() - idle_s, used_s)
-
-
-def attribute(energy: NodeEnergy, begin: CpuTime, end: CpuTime) -> AttributedEnergy:
-    """Return the share of the CPU's joules, beyond idle where there is a baseline, between two instants."""
-    cpu = next((one for one in energy.components if one.name == "cpu"), None)
-    net = cpu is not None and cpu.net_j is not None
-    host_s, used_s = end.host_s - begin.host_s, end.used_s - begin.used_s
-    parts = divide_cpu_joules(energy, host_s, {"used": used_s}, net=net)
-    return AttributedEnergy(parts["used"], used_s, host_s, net, cpu is not None and cpu.estimated)
+    return CpuTime(len(each) * time.monotonic() - idle_s, used_s, len(each))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
 
 from energymon.clock.monotonic import NS, Clock, boot_ns
-from energymon.errors import EnergyError, NoSensorError, WindowError
+from energymon.errors import EnergyError, NoSensorError, OptionError, WindowError
 from energymon.reading import COUNTERS, ESTIMATE, Event, Reading
 from energymon.sampling.outages import Outages
 from energymon.sensors.base import Sensor, SensorChannel, wraps
@@ -76,6 +76,8 @@ class Meter(Closing):
         nothing counts energy, SensorError for a named sensor that is missing, and OptionError.
         """
         self._config = config or SensorConfig(estimate=estimate == "missing")
+        if self._config.wall:
+            raise OptionError("a meter at the wall is asked once a second, which takes an agent: expected none here")
         # Which counters rest or repeat others is seen while the first window goes on.
         self._found = discover(self._config, _INTERVAL_NS, settles=False)
         self._sensors = [one for one in self._found.sensors if any(c.source in _COUNTED for c in one.channels)]
@@ -140,8 +142,8 @@ class Meter(Closing):
         with self._woken:
             self._woken.wait_for(lambda: self._is_over(span), _PATIENCE_S)
             self._spans.discard(span)
-        # A counter that rests, or repeats another one, is in no description.
-        counted = [r for r in span.readings if (r.device, r.domain, r.source) in channels.series]
+        # A counter that rests, or repeats another one, is in no description; that is known later than it is first read.
+        counted = [r for r in span.readings if SensorChannel(r.device, r.domain, r.source) not in self._resting]
         shown = {(r.device, r.domain, r.source) for r in counted if r.t_ns - (r.early_ns or 0) >= span.end_ns}
         for key in sorted({(r.device, r.domain, r.source) for r in counted} - shown):
             why = f"{' '.join(key)} stood still for half a second after the end, so that nothing bounds its joules"
@@ -152,6 +154,7 @@ class Meter(Closing):
             found.energies,
             found.best,
             found.components,
+            found.disagreements,
             node=self.node,
             start_ns=span.start_utc_ns,
             end_ns=span.end_utc_ns,
@@ -169,7 +172,7 @@ class Meter(Closing):
             raise self._failed
         calibrations = load_calibrations(lambda _: None)  # `doctor` says what is wrong with them
         sensors = (one.describe() for one in self._described)
-        return describe(sensors, self._lacking, self._found.boards, calibrations, _INTERVAL_NS)
+        return describe(sensors, self._lacking, self._found, calibrations, _INTERVAL_NS)
 
     def close(self) -> None:
         """Close the counters; windows that were not looked up have no figure. May be called twice."""
@@ -269,10 +272,14 @@ class Meter(Closing):
 
 
 _shared: dict[int, Meter] = {}
+_sharing: dict[int, threading.Lock] = {}
+"""By process: in a fork, the thread that held its parent's lock is not there."""
 
 
 def shared_meter() -> Meter:
     """Return the meter of this process, opened when it is first asked for; raises as Meter does."""
-    if (pid := os.getpid()) not in _shared:
-        _shared[pid] = Meter()
-    return _shared[pid]
+    pid = os.getpid()
+    with _sharing.setdefault(pid, threading.Lock()):
+        if pid not in _shared:
+            _shared[pid] = Meter()
+        return _shared[pid]

@@ -265,7 +265,7 @@ class _SamplingRun:
         found, unknown = self._found, self._found.unknown(self._config.interval_ns)
         description = {
             **describe(
-                (one.describe() for one in found.sensors), unknown, found.boards, calibrations, self._config.interval_ns
+                (one.describe() for one in found.sensors), unknown, found, calibrations, self._config.interval_ns
             ),
             "missing": [str(gap) for gap in found.missing],
             **({"run": self._config.run} if self._config.run is not None else {}),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from energymon.agent.window import Window
-from energymon.errors import EnergyError
+from energymon.errors import EnergyError, OptionError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -31,17 +31,21 @@ def measure(
     """Measure each call of a function or a coroutine, which returns what it did without; decorated calls may nest.
 
     A call that raises has no figure. Windows are direct unless an agent or a store is given. Where nothing can be
-    measured, a call raises NoSensorError before the function runs.
+    measured, a call raises NoSensorError before the function runs. A call returns after its report, which waits for
+    the figures: a call around it has that time and its joules too.
 
     Args:
-        function: The function.
-        report: Takes each call's window, whose figures are there; default prints them on stderr.
+        function: The function; OptionError is raised for one that yields, since its body runs after the call.
+        report: Takes each call's window; a function is waited for where this looks at figures, a coroutine always.
+            Default prints them on stderr.
         options: Those of Window; default `direct=True`.
     """
     if function is None:
         return functools.partial(measure, report=report, **options)
     options.setdefault("direct", not options.keys() & {"agent", "store", "node"})
     name, tell = getattr(function, "__qualname__", "call"), report or print_window
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise OptionError(f"{name} is a generator function, whose body runs after the call; measure what uses it")
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Self, cast
 
-from energymon.agent.cpu_time import AttributedEnergy, CpuTime, attribute, cpu_time
+from energymon.agent.cpu_time import AttributedEnergy, CpuShare
 from energymon.agent.direct import Meter, Span, shared_meter
 from energymon.agent.process import Agent, shared_agent, wait_until_read
 from energymon.analysis.attribution import EnergyComponent, channels_of, of_boards
-from energymon.analysis.query import WindowEnergy, query
+from energymon.analysis.query import WindowEnergy, query, with_resonances
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
 from energymon.errors import EnergyError, OptionError, WindowError
 from energymon.reading import Event, Session
@@ -81,7 +81,7 @@ class Window:
         self._boards = boards
         self._environment: Mapping[str, str] = {}
         self._owner = attribute
-        self._cpu_times: list[CpuTime] = []
+        self._share: CpuShare | None = None
         self._is_here = bool(direct)
         self._sync_cuda = sync_cuda
         self._node = node
@@ -138,7 +138,7 @@ class Window:
             _synchronize_cuda()
 
     def _begin(self) -> Self:
-        self._take_cpu_time()
+        self._share = None if self._owner is None else CpuShare(self._owner)
         if isinstance(self._direct, Meter):
             self._span = self._direct.begin()
             self._start_ns, self._began_ns = self._span.start_utc_ns, self._span.start_ns
@@ -152,14 +152,11 @@ class Window:
             self._end_ns, self._ended_ns = self._span.end_utc_ns, self._span.end_ns
         else:
             self._end_ns, self._ended_ns = self._edge()
-        self._take_cpu_time()
+        if self._share is not None:
+            self._share.end()
         if self._asker is not None:
             self._asker.close()
             self._asker = None
-
-    def _take_cpu_time(self) -> None:
-        if self._owner is not None:
-            self._cpu_times.append(cpu_time(self._owner))
 
     @property
     def start_ns(self) -> int:
@@ -234,12 +231,13 @@ class Window:
     def attributed(self) -> AttributedEnergy:
         """The share of the CPU's joules that is attributed to a process or group by CPU time; no measurement.
 
-        Raises OptionError for a window without `attribute`, and what `energy` raises.
+        Raises OptionError for a window without `attribute`, WindowError for a control group that has gone and where
+        processors came or went, and what `energy` raises.
         """
         energy = self.energy
-        if self._owner is None or not self._is_here:
+        if self._share is None or not self._is_here:
             raise OptionError(f'{self._label()} attributes nothing: expected attribute="process" and this host')
-        return attribute(energy, *self._cpu_times)
+        return self._share.of(energy)
 
     @property
     def estimated(self) -> bool:
@@ -319,10 +317,9 @@ class Window:
         self._require_end()
         if self._span is not None:
             meter = self._span.meter
-            found = self._counted(meter.energy(self._span), meter.description)
-            if not found.components or not found.energies:
-                raise WindowError(f"{self._label()} has no figure of any counter{_event_lines(found)}")
-            return found
+            channels = channels_of(meter.description, meter.node)
+            found = with_resonances(meter.energy(self._span), channels, self._period_s)
+            return self._counted(found, meter.description)
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
             raise WindowError(
@@ -347,13 +344,15 @@ class Window:
         return self._counted(found, session.description) if self._is_here else found
 
     def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
-        """Leave out the boards of this host that do not count, and say so; raises OptionError."""
+        """Leave out the boards of this host that do not count, and say so; raises OptionError and WindowError."""
         boards = boards_of(description)
-        if (counted := choose_boards(self._boards, boards, self._environment)) is None:
-            return found
-        found = of_boards(found, channels_of(description, found.node), counted)
-        event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
-        return replace(found, events=(event, *found.events))
+        if (counted := choose_boards(self._boards, boards, self._environment)) is not None:
+            found = of_boards(found, channels_of(description, found.node), counted)
+            event = Event(self._start_ns, found.node, "boards", name_boards(boards, counted))
+            found = replace(found, events=(event, *found.events))
+        if not found.components or not found.energies:
+            raise WindowError(f"{self._label()} has no figure of anything that counts{_event_lines(found)}")
+        return found
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
         """Return the session whose readings these are, and the window by the clock of its readings.

@@ -15,11 +15,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import StoreError
 from energymon.reading import COUNTERS, ESTIMATE
+
+if TYPE_CHECKING:
+    from energymon.sensors.base import Discovery
 
 STATE: Final = "ENERGYMON_STATE"
 """Environment variable that names the folder of calibrations.json."""
@@ -201,7 +204,7 @@ def accuracy_of(source: str, model: str, found: SensorCalibration | None, interv
 def describe(
     sensors: Iterable[Mapping[str, Any]],
     unknown: Mapping[tuple[str, Any], str],
-    boards: str,
+    found: Discovery,
     calibrations: Mapping[str, SensorCalibration],
     interval_ns: int,
 ) -> dict[str, Any]:
@@ -209,7 +212,8 @@ def describe(
     return {
         "sensors": [with_accuracy(one, calibrations, interval_ns) for one in sensors],
         "unreadable": [{"device": part[0], "domain": part[1], "reason": why} for part, why in unknown.items()],
-        "boards": boards,
+        "boards": found.boards,
+        "unsampled": [board._asdict() for board in found.unsampled],
     }
 
 

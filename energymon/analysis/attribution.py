@@ -147,9 +147,13 @@ def energy_of(
         expected = frozenset((device, domain) for device, domain in channels.devices if domain not in replaced)
         channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
     counted = components(best, channels)
-    known = {c.name for c in counted if c.joules is not None and not c.estimated}
-    unlike = () if channels.module else tuple(disagreements(energies, best, known))
+    unlike = () if channels.module else tuple(disagreements(energies, best, _measured(counted)))
     return NodeEnergy(tuple(energies), tuple(best), tuple(counted), unlike)
+
+
+def _measured(components: Iterable[EnergyComponent]) -> set[str]:
+    """Return the names of the components that are known and no estimate."""
+    return {c.name for c in components if c.joules is not None and not c.estimated}
 
 
 def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:
@@ -214,17 +218,22 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
 
 
 def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> _Energy:
-    """Return what a node used without the GPU boards that do not count."""
+    """Return what a node used without the GPU boards, and the modules of boards, that do not count."""
 
     def counts(device: str, domain: str) -> bool:
-        return domain != "gpu" or device in counted
+        return domain not in ("gpu", "module") or device in counted
 
     energies = tuple(one for one in energy.energies if counts(one.device, one.domain))
     best = tuple(one for one in energy.best if counts(one.device, one.domain))
     expected = frozenset(part for part in channels.devices if counts(*part))
     module = channels.module and bool(counted)
     parts = components(best, replace(channels, devices=expected, module=module))
-    return replace(energy, energies=energies, best=best, components=tuple(parts))
+    known = _measured(parts)
+    if any(domain == "module" for _, domain in channels.devices - expected):
+        # The processors are those of the hidden module too.
+        known.discard("module")
+    unlike = () if channels.module else tuple(disagreements(energies, best, known))
+    return replace(energy, energies=energies, best=best, components=tuple(parts), disagreements=unlike)
 
 
 def divide_cpu_joules(

@@ -9,7 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from energymon.analysis.attribution import EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
+from energymon.analysis.attribution import Channels, EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
 from energymon.analysis.baseline import baseline_of, baselines_at
 from energymon.analysis.integrate import missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
@@ -87,9 +87,20 @@ def query(
         asked = _NodeQuery(store, own, (start_ns, end_ns), clock, is_alone=len(nodes) == 1)
         if asked.began:
             window = asked.window(asked.baselines(baseline) if net or baseline else None)
-            resonances = () if period_s is None else tuple(asked.resonances(window, period_s))
-            found.append(replace(window, events=(*window.events, *resonances)))
+            found.append(with_resonances(window, asked.channels, period_s))
     return found
+
+
+def with_resonances(window: WindowEnergy, channels: Channels, period_s: float | None) -> WindowEnergy:
+    """Return a window with an event for each sensor that may see a load that repeats at one phase alone."""
+    if period_s is None:
+        return window
+    events = list(window.events)
+    for e in window.best:
+        known = channels.accuracies.get((e.node, e.device, e.domain, e.source))
+        if known and (how := known.resonance(period_s, (window.end_ns - window.start_ns) / NS)):
+            events.append(Event(window.start_ns, e.node, "load-resonates", f"{e.device} {e.source} {how}"))
+    return replace(window, events=tuple(events))
 
 
 def total(windows: Sequence[WindowEnergy]) -> EnergyComponent | None:
@@ -156,7 +167,7 @@ class _NodeQuery:
         self.began = bool(before)
         """Whether an agent of the node had started before the end of the window."""
         self._session = max(before or sessions, key=lambda session: session.start_ns)
-        self._channels = channels_of(self._session.description, self._node)
+        self.channels = channels_of(self._session.description, self._node)
 
     def _own(self, start_ns: int, end_ns: int) -> tuple[WallInstant, WallInstant]:
         """Return a span of the window's clock by the clock of the node's readings."""
@@ -187,7 +198,7 @@ class _NodeQuery:
         # An edge that the wall clock showed twice gives no figure.
         found = energy_of(
             [] if torn else self._parts,
-            self._channels,
+            self.channels,
             start_ns,
             end_ns,
             interval_ns,
@@ -217,13 +228,6 @@ class _NodeQuery:
             clock_error_ns=error_ns if self._is_known else None,
             covered=tuple((self._at(begin), self._at(stop)) for begin, stop in covered_parts),
         )
-
-    def resonances(self, window: WindowEnergy, period_s: float) -> Iterator[Event]:
-        """Yield an event for each device whose sensor may see a load that repeats at one phase alone."""
-        for e in window.best:
-            known = self._channels.accuracies.get((e.node, e.device, e.domain, e.source))
-            if known and (how := known.resonance(period_s, (window.end_ns - window.start_ns) / NS)):
-                yield Event(window.start_ns, e.node, "load-resonates", f"{e.device} {e.source} {how}")
 
     def _covered(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Return the parts of a window that readings cover, cut where a counter started again."""
@@ -281,7 +285,7 @@ class _NodeQuery:
 
     def _readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings of a part, and as many around it as the bound of the error looks at."""
-        known = self._channels.lags
+        known = self.channels.lags
         lag_s = max(known.values(), default=max(LAG_S.values()))
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
         margin_ns = 2 * round(lag_s * NS) + 2 * self._session.interval_ns + self._clock_error_ns
@@ -301,5 +305,5 @@ class _NodeQuery:
             end.t_ns,
             self._session.interval_ns,
             clock_error_ns=self._clock_error_ns,
-            lags=self._channels.lags,
+            lags=self.channels.lags,
         )

@@ -16,7 +16,7 @@ from energymon.errors import EnergyError, NoSensorError, OptionError
 from joulefeed.signals import ignored
 
 if TYPE_CHECKING:
-    from energymon.agent.cpu_time import CpuTime
+    from energymon.agent.cpu_time import CpuShare
     from energymon.sensors.discover import SensorConfig
 
 _PASSED: Final = (
@@ -42,22 +42,30 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
         raise OptionError("exec: expected a command, `python -m energymon exec -- COMMAND ARGUMENTS`")
+    # print() would take stdout, the command's, for a stderr that is closed.
+    errors = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     # A file that cannot be written is found before the command has run for hours.
-    out = sys.stderr if json_file in (None, "-") else open(json_file, "w")  # noqa: SIM115, PTH123
+    out = errors if json_file in (None, "-") else open(json_file, "w")  # noqa: SIM115, PTH123
+    # Where SIGCHLD is ignored, no child can be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_PASSED, signal.SIGCHLD])
     span, unknown = None, ""
     try:
         span = Meter(config=config).begin()
     except NoSensorError as error:
         unknown = f"{str(error).partition(chr(10))[0].rstrip(':')}; {_REMEDY}"
-    times = _cpu_times(owner)
+    share = None
+    if owner is not None:
+        from energymon.agent.cpu_time import CpuShare
+
+        share = CpuShare(owner)
     began_ns = boot_ns()
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     try:
         pid = os.posix_spawnp(argv[0], argv, os.environ, setsigmask=mask, setsigdef=_RESTORED)
     except OSError as error:
-        print(f"energymon: {argv[0]}: {error.strerror}", file=sys.stderr)
+        print(f"energymon: {argv[0]}: {error.strerror}", file=errors)
         return _STATUS_MISSING if isinstance(error, FileNotFoundError) else _STATUS_DENIED
     # While the command runs, what shows its figures is imported; its end is still seen at once.
     sys.setswitchinterval(_SWITCH_S)
@@ -67,22 +75,15 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
     answer = {"command": argv, "status": status, "seconds": (boot_ns() - began_ns) / NS, "unknown": unknown}
     if span is not None:
         span.end()
-    times += _cpu_times(owner)
+    if share is not None:
+        share.end()
     importing.join()
     try:
-        _show(answer, span, times, out, as_json=json_file is not None)
+        _show(answer, span, share, out, as_json=json_file is not None)
     except OSError as error:
         with suppress(OSError):
-            print(f"energymon: {json_file or 'stderr'}: {error}; the figures are lost", file=sys.stderr)
+            print(f"energymon: {json_file or 'stderr'}: {error}; the figures are lost", file=errors)
     return status
-
-
-def _cpu_times(owner: str | None) -> list[CpuTime]:
-    if owner is None:
-        return []
-    from energymon.agent.cpu_time import cpu_time
-
-    return [cpu_time(owner)]
 
 
 def _wait_for(pid: int) -> int:
@@ -90,35 +91,33 @@ def _wait_for(pid: int) -> int:
     while True:
         info = signal.sigwaitinfo([*_PASSED, signal.SIGCHLD])
         if info.si_signo != signal.SIGCHLD:
-            # What comes from the kernel, a terminal's Ctrl-C, goes to the whole group.
-            if info.si_code <= 0:
+            # A terminal's Ctrl-C comes from the kernel and goes to the whole group, its hangup to the session's leader.
+            if info.si_code <= 0 or (info.si_signo == signal.SIGHUP and os.getsid(0) == os.getpid()):
                 os.kill(pid, info.si_signo)
         elif (done := os.waitpid(pid, os.WNOHANG))[0]:
             status = os.waitstatus_to_exitcode(done[1])
             return status if status >= 0 else 128 - status
 
 
-def _show(
-    answer: dict[str, Any], span: Span | None, times: list[CpuTime], out: IO[str] | None, *, as_json: bool
-) -> None:
+def _show(answer: dict[str, Any], span: Span | None, share: CpuShare | None, out: IO[str], *, as_json: bool) -> None:
     """Print the figures of a command that has ended, or why there are none."""
     import json
     import shlex
     from dataclasses import asdict
 
-    from energymon.agent.cpu_time import attribute
     from energymon.cli.query import figures
 
-    found = None
+    found = part = None
     try:
         found = None if span is None else span.meter.energy(span)
+        part = None if found is None or share is None else share.of(found)
     except EnergyError as error:
         answer["unknown"] = str(error)
-    share = attribute(found, *times) if found is not None and times else None
     if as_json:
-        text = json.dumps({**answer, "energy": found and found.to_json(), "attributed": share and asdict(share)})
+        text = json.dumps({**answer, "energy": found and found.to_json(), "attributed": part and asdict(part)})
     else:
         lines = [f"energymon: {shlex.join(answer['command'])}: {answer['seconds']:.6f} s, status {answer['status']}"]
-        lines += [f"energymon: {answer['unknown']}"] if found is None else figures(found)
-        text = "\n".join([*lines, *([] if share is None else [f"  {share}"])])
+        lines += [] if found is None else figures(found)
+        lines += [] if part is None else [f"  {part}"]
+        text = "\n".join([*lines, *([f"energymon: {answer['unknown']}"] if answer["unknown"] else [])])
     print(text, file=out, flush=True)

@@ -148,8 +148,10 @@ def render(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AM
 
 
 def figures(window: WindowEnergy) -> list[str]:
-    """Return a window's joules by component, where their accuracy is from, and what happened."""
-    return [*_components(window.components, {}, net=False), *_accuracies(window), *_events(window.events)]
+    """Return a window's joules by component, what contradicts them, where their accuracy is from, what happened."""
+    lines = _components(window.components, {}, net=False)
+    lines += [f"  disagree: {text}" for text in window.disagreements]
+    return [*lines, *_accuracies(window), *_events(window.events)]
 
 
 def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:

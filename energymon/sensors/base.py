@@ -11,6 +11,7 @@ from energymon.errors import NoSensorError
 from energymon.reading import ESTIMATE, Domain
 
 if TYPE_CHECKING:
+    from energymon.sensors.boards import Board
     from energymon.ticker.ticker import Operation, Raw
 
 CLOSED: Final = -1
@@ -143,6 +144,8 @@ class Discovery:
     missing: tuple[Missing, ...] = ()
     boards: str = ""
     """Which boards were chosen, and which not; "" where all are."""
+    unsampled: tuple[Board, ...] = ()
+    """The boards that were not chosen."""
 
     @property
     def unreadable(self) -> dict[Part, Missing]:

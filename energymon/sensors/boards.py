@@ -29,17 +29,20 @@ class Board(NamedTuple):
     model: str = ""
     slices: Sequence[str] | None = None
     """UUIDs of its slices in MIG mode; None outside that mode."""
+    is_sampled: bool = True
+    """False where --boards leaves it out."""
 
 
 def boards_of(description: Mapping[str, Any]) -> list[Board]:
-    """Return the boards of an agent or a meter, as its description names them, those that cannot be read too."""
+    """Return the boards of an agent or a meter, as its description names them, those that are not read too."""
     read = [
         Board(one["channels"][0]["device"], one["uuid"], one["model"], one.get("slices"))
         for one in description.get("sensors") or ()
         if one.get("uuid")
     ]
     gaps = description.get("unreadable") or ()
-    return read + [Board(gap["device"]) for gap in gaps if gap["domain"] == "gpu"]
+    read += [Board(gap["device"]) for gap in gaps if gap["domain"] == "gpu"]
+    return read + [Board(**one) for one in description.get("unsampled") or ()]
 
 
 def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str, str]) -> frozenset[str] | None:
@@ -52,12 +55,13 @@ def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str
         environment: Of the program whose boards count.
 
     Raises:
-        OptionError: A name is no board's, or nobody knows whose it is.
+        OptionError: A name is no board's, nobody knows whose it is, or its board is not sampled.
     """
     sees = choice == VISIBLE
     if choice == ALL or (sees and _SEEN not in environment) or not boards:
         return None
     text = environment[_SEEN] if sees else choice
+    which = f"{_SEEN}={text}" if sees else "the choice of boards"
     names = [name.strip() for name in text.split(",")]
     in_order = not sees or environment.get(_ORDER) == "PCI_BUS_ID"
     if not in_order and any(map(str.isdecimal, names)) and len({board.model for board in boards if board.uuid}) > 1:
@@ -74,9 +78,10 @@ def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str
             break
         if len(named) != 1:
             there = ", ".join(f"{board.device} ({board.uuid or 'cannot be read'})" for board in boards)
-            which = f"{_SEEN}={text}" if sees else "the choice of boards"
             raise OptionError(f"{which}: {name!r} names {len(named) or 'none'} of {there}; expected one")
         found |= named
+    if left_out := ", ".join(board.device for board in boards if board.device in found and not board.is_sampled):
+        raise OptionError(f"{which} means {left_out}, which --boards left out: have it sampled, or choose others")
     return frozenset(found)
 
 

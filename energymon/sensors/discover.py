@@ -105,7 +105,8 @@ def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) ->
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
         sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
-    return Discovery(tuple(sensors), missing, "".join(discovery.boards for discovery in opened.values()))
+    gpus = opened.get("nvml", Discovery(()))
+    return Discovery(tuple(sensors), missing, gpus.boards, gpus.unsampled)
 
 
 def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:

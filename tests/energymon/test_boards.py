@@ -1,6 +1,8 @@
 """Which boards a figure is of: what CUDA lets a program see, what is named, and boards in MIG mode."""
 
+import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +56,7 @@ def test_the_boards_that_cuda_lets_a_program_see_count(boards, named, expected):
         (ALIKE, "MIG-5b", "names none of gpu-0"),
         ([*ALIKE, Board("gpu-3", "GPU-00ab", "NVIDIA H100")], "GPU-00a", "names 2 of"),
         (UNREAD, "GPU-11aa", r"gpu-1 \(cannot be read\)"),
+        ([ALIKE[0], ALIKE[1]._replace(is_sampled=False)], "1", "means gpu-1, which --boards left out"),
     ],
 )
 def test_a_name_whose_board_nobody_knows_is_refused(boards, named, remedy):
@@ -122,6 +125,23 @@ def test_a_window_over_an_agent_counts_the_same_boards(config, monkeypatch):
             assert abs(window.joules - watts * window.duration_s) <= window.error_j + 1e-3
             assert ", ".join(one.device for one in window.energy.best) == boards
             assert "mig" in {event.kind for event in window.energy.events}
+
+
+def test_a_window_names_the_board_that_its_program_sees_and_nobody_samples(config, monkeypatch):
+    for seen, told in (("0", None), ("GPU-00000001", "CUDA_VISIBLE_DEVICES=GPU-00000001 means gpu-1, which")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+        with Meter(config=replace(config, boards="0")) as meter:
+            with Window(direct=meter) as window:
+                time.sleep(0.02)
+            assert boards_of(json.loads(json.dumps(meter.description)))[1:] == [
+                Board("gpu-1", "GPU-00000001", "NVIDIA Fake", None, is_sampled=False),
+                Board("gpu-2", "GPU-00000002", "NVIDIA Fake", ["MIG-2-0", "MIG-2-1"], is_sampled=False),
+            ]
+            if told is None:
+                assert window.joules > 0
+            else:
+                with pytest.raises(OptionError, match=told):
+                    assert window.joules
 
 
 def test_a_program_that_sees_no_board_has_no_joules_of_one(config, monkeypatch, rapl):

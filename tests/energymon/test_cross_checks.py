@@ -5,6 +5,7 @@ import random
 import pytest
 
 from energymon import Reading, channels_of, energy_of
+from energymon.analysis.attribution import of_boards
 from tests.energymon.test_query import channel
 
 MS = 1_000_000
@@ -140,6 +141,20 @@ def test_a_module_is_not_added_to_its_parts():
     whole = [row for row in rows if (row.device, row.domain) != ("gpu-0", "gpu")]
     found = energy_of(whole, channels_of({"sensors": [{"channels": channels[:-1]}]}, "n"), T0 + 2 * S, T0 + 4 * S, TICK)
     assert found.total.joules == pytest.approx(1200), "the module has a figure where its GPU alone has none"
+
+
+def test_a_hidden_module_and_what_is_said_of_it_are_left_out():
+    rows = [row for i, watts in enumerate((600, 400)) for row in series(f"gpu-{i}", "module", "nvml-counter", watts)]
+    rows += series("gpu-1", "gpu", "nvml-power-average", 700, error=False)
+    rows += series("package-0", "cpu", "rapl-perf", 700)
+    named = [("gpu-0", "module"), ("gpu-1", "module"), ("gpu-1", "gpu"), ("package-0", "cpu")]
+    described = channels_of({"sensors": [{"channels": [channel(*part, "nvml-counter") for part in named]}]}, "n")
+    found = energy_of(rows, described, T0 + 2 * S, T0 + 18 * S, TICK)
+    assert (found.total.joules, len(found.disagreements)) == (pytest.approx(16000), 1)
+    seen = of_boards(found, described, {"gpu-0"})
+    assert {c.name: c.joules for c in seen.components} == pytest.approx({"cpu": 11200, "module": 9600, "total": 9600})
+    assert seen.disagreements == ()
+    assert of_boards(found, described, ()).total.joules == pytest.approx(11200)
 
 
 def wall(watts, cpu_w):

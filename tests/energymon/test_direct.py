@@ -5,13 +5,17 @@ import os
 import random
 import threading
 import time
+from dataclasses import asdict
 from statistics import median
 
 import pytest
 
 from energymon import EnergyComponent, Meter, NodeEnergy, NoSensorError, OptionError, Window, WindowError, measure
-from energymon.agent import cpu_time
+from energymon.agent import cpu_time, direct
 from energymon.agent.direct import Span
+from energymon.analysis import attribution
+from energymon.analysis.accuracy import Accuracy
+from energymon.cli.query import figures
 from energymon.reading import Reading
 from energymon.sensors.discover import SensorConfig
 
@@ -132,6 +136,18 @@ def test_a_board_that_is_lost_leaves_the_total_unknown_and_the_others_are_read_o
     assert list(meter._due()[1]) == [0, 1]
 
 
+def test_what_contradicts_and_what_resonates_is_said_of_a_direct_window_too(meters, monkeypatch):
+    meter = meters(period_ms={0: 2.0})
+    (counter,) = [c for c in meter.description["sensors"][0]["channels"] if c["source"] == "nvml-counter"]
+    counter["accuracy"] = asdict(Accuracy(0.05, 0.0, 0.0, "calibrated", 0.0, 0.1))
+    monkeypatch.setattr(attribution, "disagreements", lambda *_: ["one has more"])
+    with Window(direct=meter, period_s=0.1) as window:
+        time.sleep(0.02)
+    assert window.energy.disagreements == ("one has more",)
+    assert "load-resonates" in {event.kind for event in window.energy.events}
+    assert "  disagree: one has more" in figures(window.energy)
+
+
 def test_a_board_that_shows_power_alone_is_named_and_leaves_the_total_unknown(meters):
     meter = meters(2, power_only=[1], period_ms={0: 2.0})
     with Window(direct=meter) as window:
@@ -146,6 +162,8 @@ def test_a_host_on_which_nothing_counts_says_so(meters, tmp_path):
         meters(1, power_only=[0])
     with pytest.raises(NoSensorError, match=r"(?s)nothing on this host.*powercap"):
         Meter(config=SensorConfig(sysfs=tmp_path, nvml=tmp_path / "none.so"))
+    with pytest.raises(OptionError, match="which takes an agent"):
+        Meter(config=SensorConfig(sysfs=tmp_path, wall=("ipmi",)))
     with pytest.raises(OptionError, match="expected no store"):
         Window(direct=True, store=tmp_path)
 
@@ -213,6 +231,13 @@ def test_decorated_functions_and_coroutines_nest_and_return_what_they_did(meters
     assert "sensors ± unknown; gpu " in line
     assert len(seen) == 3
 
+    async def many():
+        yield 1
+
+    for function in (many, lambda: (yield)):
+        with pytest.raises(OptionError, match="is a generator function"):
+            measure(function)
+
 
 def test_an_event_loop_goes_on_while_a_window_begins_and_its_figures_are_waited_for(meters, monkeypatch):
     meter = meters(watts={0: 100.0}, period_ms={0: 300.0})
@@ -238,6 +263,14 @@ def test_an_event_loop_goes_on_while_a_window_begins_and_its_figures_are_waited_
     asyncio.run(work())
 
 
+def shared_between(monkeypatch, *times):
+    shown = iter(times)
+    monkeypatch.setattr(cpu_time, "cpu_time", lambda owner: next(shown))
+    share = cpu_time.CpuShare("process")
+    share.end()
+    return share
+
+
 def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypatch, tmp_path):
     meter = meters(0, estimate=True)
     with Window(direct=meter, attribute="process") as window:
@@ -257,16 +290,42 @@ def test_a_process_has_its_share_of_the_cpus_joules_by_cpu_time(meters, monkeypa
     group.mkdir()
     (group / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1000000\n")
     assert cpu_time.cpu_time(group).used_s == 1.5
+    with pytest.raises(ZeroDivisionError), Window(direct=meter, attribute=group) as window:
+        (group / "cpu.stat").unlink()
+        assert 1 / 0
+    with pytest.raises(WindowError, match=r"unknown: .*expected the folder of a control group"):
+        assert window.attributed
+    assert window.joules > 0
     with pytest.raises(OptionError, match="expected the folder of a control group"):
         cpu_time.cpu_time(tmp_path)
+    with pytest.raises(WindowError, match="4 processors were online, and 5 are"):
+        shared_between(monkeypatch, cpu_time.CpuTime(1.0, 1.0, 4), cpu_time.CpuTime(99.0, 2.0, 5)).of(other.energy)
+
+
+def test_a_process_has_one_meter_however_many_threads_ask_for_it(meters, monkeypatch):
+    meter, opened = meters(period_ms={0: 2.0}), []
+
+    def opening():
+        time.sleep(0.05)
+        opened.append(meter)
+        return meter
+
+    monkeypatch.setattr(direct, "Meter", opening)
+    monkeypatch.setattr(direct, "_shared", {})
+    threads = [threading.Thread(target=direct.shared_meter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert opened == [meter]
 
 
 @pytest.mark.parametrize(
     ("net_j", "used_s", "joules"), [(None, 1.0, 25.0), (40.0, 1.0, 10.0), (40.0, 8.0, 40.0), (-1.0, 1.0, None)]
 )
-def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(net_j, used_s, joules):
+def test_joules_beyond_idle_are_divided_where_a_baseline_is_known(monkeypatch, net_j, used_s, joules):
     cpu = EnergyComponent("cpu", 100.0, 1.0, 1.0, 0.0, 0.0, sources=(), estimated=False, lost=(), net_j=net_j)
-    begin = cpu_time.CpuTime(10.0, 5.0)
-    share = cpu_time.attribute(NodeEnergy((), (), (cpu,)), begin, cpu_time.CpuTime(14.0, 5.0 + used_s))
+    between = shared_between(monkeypatch, cpu_time.CpuTime(10.0, 5.0, 4), cpu_time.CpuTime(14.0, 5.0 + used_s, 4))
+    share = between.of(NodeEnergy((), (), (cpu,)))
     assert (share.joules, share.is_net, share.host_cpu_s) == (joules, net_j is not None, 4.0)
     assert ("beyond idle" in str(share)) == (net_j is not None)

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 REPO = Path(__file__).parents[2]
-COUNTS = """n=0; trap 'n=$((n+1))' INT TERM USR1; echo ready
+COUNTS = """n=0; trap 'n=$((n+1))' HUP INT TERM USR1; echo ready
 while [ $n -eq 0 ]; do sleep 0.05; done; sleep 0.2; exit $((40+n))"""
 """A command that counts signals, and ends a moment after the first."""
 
@@ -83,6 +83,24 @@ def test_the_exit_status_is_what_a_shell_gives_and_an_estimate_is_labelled(run_e
     assert "attributed by CPU time, not measured: " in done.stderr
 
 
+def test_figures_outlive_the_control_group_of_a_command(run_exec, tmp_path):
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500000\n")
+    command = f"rm {tmp_path}/cpu.stat; exit 7"
+    done = run_exec("--estimate", "missing", f"--attribute={tmp_path}", "--", "sh", "-c", command)
+    assert done.returncode == 7
+    assert " total " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("energymon: the share by CPU time is unknown: /")
+
+
+def test_a_caller_without_stderr_that_waits_for_no_child_has_the_status_and_no_figures(run_exec):
+    def as_caller():
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        os.close(2)
+
+    done = run_exec("--estimate", "missing", "--", "sh", "-c", "cat; exit 5", input="given", preexec_fn=as_caller)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "given", "")
+
+
 def test_a_signal_is_passed_on_once_and_figures_still_come(bare):
     argv = argv_of(bare, "--", "sh", "-c", COUNTS)
     with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -99,7 +117,8 @@ def test_a_command_ignores_what_its_caller_ignored(bare):
     assert done.returncode == 5, done.stderr
 
 
-def test_ctrl_c_of_a_terminal_reaches_the_command_once(bare):
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_ctrl_c_and_the_hangup_of_a_terminal_reach_the_command_once(bare, hangs_up):
     pid, terminal = os.forkpty()
     if not pid:
         os.chdir(REPO)
@@ -109,8 +128,8 @@ def test_ctrl_c_of_a_terminal_reaches_the_command_once(bare):
         while b"ready" not in said:
             said += os.read(terminal, 4096)
         time.sleep(0.1)
-        os.write(terminal, b"\x03")
-        while True:
+        os.write(terminal, b"\x03" if not hangs_up else b"")
+        while not hangs_up:
             said += os.read(terminal, 4096)
     except OSError:
         # The terminal's other side is closed.
