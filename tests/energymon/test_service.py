@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from energymon import Event, OptionError, Reading, SqliteStore, Ticks
+from energymon import Event, OptionError, Reading, SqliteStore, StoreError, Ticks
 from energymon.agent.prometheus import metrics, serve
 from energymon.agent.service import group_of
 from energymon.influx.cursor import StoreCursor
@@ -74,6 +75,33 @@ def test_a_folder_that_a_group_cannot_enter_or_that_others_may_write_is_refused(
         group_of(GROUP, public_path / "energy.sqlite")
     with pytest.raises(OptionError, match="no such group"):
         group_of("no-such-group", public_path / "energy.sqlite")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_folder_of_another_user_is_refused_on_the_path_as_given_too(public_path):
+    theirs = public_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    (theirs / "energy.sqlite").symlink_to(public_path / "energy.sqlite")
+    os.chown(theirs, 65534, -1)
+    for store in ("energy.sqlite", "new.sqlite"):
+        with pytest.raises(OptionError, match=f"{theirs} is another user's"):
+            group_of(GROUP, theirs / store)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to a group")
+def test_a_file_is_given_to_the_group_once_it_is_known_to_be_a_store(tmp_path, monkeypatch):
+    foreign = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE passwords (one)")
+    foreign.chmod(0o600)
+    with pytest.raises(StoreError, match="another program"):
+        SqliteStore.create(foreign, 1)
+    assert (stat.S_IMODE(foreign.stat().st_mode), foreign.stat().st_gid) == (0o600, 0)
+    modes = []
+    monkeypatch.setattr("energymon.database.connect", lambda path, *_: modes.append(path.stat().st_mode) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        SqliteStore.create(tmp_path / "new.sqlite", 1)
+    assert [stat.S_IMODE(mode) for mode in modes] == [0o600]
 
 
 @pytest.mark.process
