@@ -86,25 +86,29 @@ def write_rows(
     columns: dict[str, str],
     out: Path | str,
     format: Format | None,
-    lines: Iterable[str] = (),
+    lines: Iterable[str] | None = None,
 ) -> int:
     """Write rows of columns, which are described, to a file or "-", stdout, and return how many; or lines instead.
 
-    Without a format the suffix of the file names it. Raises OptionError when the file cannot be written.
+    Without a format the suffix of the file names it; without lines, `line` is none. Raises OptionError when the file
+    cannot be written.
     """
     if not str(out) or not Path(out).name:
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
-        if format not in FORMATS:
-            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
+        known = [one for one in FORMATS if one != "line" or lines is not None]
+        if format not in known:
+            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(known)} at its end, or --format")
 
     def write(file: IO[bytes]) -> int:
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
         count = (
-            _write_csv(rows, text, columns) if format == "csv" else _count(text.write(f"{line}\n") for line in lines)
+            _write_csv(rows, text, columns)
+            if format == "csv"
+            else _count(text.write(f"{line}\n") for line in lines or ())
         )
         text.detach()
         return count
