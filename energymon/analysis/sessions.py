@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from energymon.clock.monotonic import NS, tick_at
+from energymon.clock.monotonic import LAST_NS, NS, tick_at
 from energymon.errors import WindowError
 from energymon.reading import START, Reading, Session, Ticks
 from energymon.store import SqliteStore
@@ -19,8 +19,6 @@ _STANDS_NS: Final = 4 * NS
 """Longer than a counter may show one value and not be taken for frozen."""
 _LEAST_TICKS: Final = 50
 """Fewer are quicker read than left out."""
-_END_OF_TIME_NS: Final = 2**62
-"""Beyond any reading (the year 2116), and yet a time that every store knows."""
 
 
 def known_nodes(sessions: Sequence[Session], node: str | Collection[str] | None = None) -> list[str]:
@@ -98,7 +96,7 @@ def session_spans(
         own = sorted((s for s in sessions if s.node == name), key=lambda s: s.start_ns)
         for i, session in enumerate(own):
             ends = end_ns if i + 1 == len(own) else min(end_ns, own[i + 1].start_ns)
-            ends = min(ends, _END_OF_TIME_NS)
+            ends = min(ends, LAST_NS)
             begins = max(start_ns, tick_at(session.start_ns, session.interval_ns))
             if begins >= ends:
                 continue
@@ -115,7 +113,7 @@ def covered(store: SqliteStore, start_ns: int, end_ns: int, node: str) -> list[t
     """
     found: list[tuple[int, int]] = []
     own = sorted((s for s in store.sessions() if s.node == node), key=lambda s: s.start_ns)
-    for session, ends in zip(own, [*(s.start_ns for s in own[1:]), _END_OF_TIME_NS], strict=True):
+    for session, ends in zip(own, [*(s.start_ns for s in own[1:]), LAST_NS], strict=True):
         begin, end = max(start_ns, session.start_ns), min(end_ns, ends)
         if begin >= end:
             continue
@@ -136,7 +134,7 @@ def stored_spans(store: SqliteStore, node: str | Collection[str] | None = None) 
     Raises StoreError, and WindowError for a node that is not in the store.
     """
     for name in known_nodes(store.sessions(), node):
-        if found := covered(store, 0, _END_OF_TIME_NS, name):
+        if found := covered(store, 0, LAST_NS, name):
             yield name, found[0][0], found[-1][1]
 
 

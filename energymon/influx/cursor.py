@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from energymon.analysis.attribution import channels_of
 from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import tuples
-from energymon.clock.monotonic import NS, tick_at
+from energymon.clock.monotonic import LAST_NS, NS, tick_at
 from energymon.database import connect, store_error, transaction
 from energymon.errors import StoreError
 from energymon.influx import lineprotocol as lines_of
@@ -39,7 +39,6 @@ _TRIM_FROM: Final = 0.9
 _TRIM_TO: Final = 0.8
 """Parts of the limit at which acknowledged readings begin and cease to be deleted."""
 _WAL_BYTES: Final = 8_000_000
-_END_OF_TIME_NS: Final = 2**63 - 1
 _OPENED: Final = "opened"
 """Kind in the table `sent` from which an agent sees that late readings are to be noted."""
 _READINGS: Final = f"""SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings
@@ -198,7 +197,7 @@ class StoreCursor(Closing):
         kind = f"tuples {node}"
         sent_ns = batch.sent.get(kind)
         for i, session in enumerate(sessions):
-            next_ns = sessions[i + 1].start_ns if i + 1 < len(sessions) else _END_OF_TIME_NS
+            next_ns = sessions[i + 1].start_ns if i + 1 < len(sessions) else LAST_NS
             if sent_ns is not None and sent_ns >= next_ns:
                 continue
             first_ns, last_ns = self._db.execute(
@@ -278,7 +277,7 @@ class StoreCursor(Closing):
     def _delete_some(self) -> bool:
         """Delete the oldest acknowledged readings of a node, a few thousand; return whether there were any."""
         with self._transaction():
-            return delete_oldest(self._db, _END_OF_TIME_NS, _TRIM_ROWS)
+            return delete_oldest(self._db, LAST_NS, _TRIM_ROWS)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -55,15 +55,13 @@ class NvmlSensor:
     def __init__(self, nvml: CObject, index: int, interval_ns: int) -> None:
         """Open a board; raises NVMLError for one that gives neither energy nor power."""
         self._nvml = nvml
-        self._device = f"gpu-{index}"
-        self.name = f"{NAME} {self._device}"
+        self.name = f"{NAME} gpu-{index}"
         self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self._model = _text(nvml.nvmlDeviceGetName(self._handle))
-        self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
+        uuid, model = _text(nvml.nvmlDeviceGetUUID(self._handle)), _text(nvml.nvmlDeviceGetName(self._handle))
         self._driver = _text(nvml.nvmlSystemGetDriverVersion())
-        self.board = Board(self._device, self._uuid, self._model, _slices(nvml, self._handle))
-        self._board = f"{self._device} ({self._uuid})"
-        self._module = any(name in self._model for name in _MODULES)
+        self.board = Board(f"gpu-{index}", uuid, model, _slices(nvml, self._handle))
+        self._board = f"{self.board.device} ({uuid})"
+        self._module = any(name in model for name in _MODULES)
         self._calls: list[tuple[NvmlCall, list[DeviceSeries]]] = list(self._plan(interval_ns))
         if samples_power_alone(self.channels):
             for series in self._series():
@@ -125,8 +123,8 @@ class NvmlSensor:
         described: dict[str, object] = {
             "sensor": NAME,
             "driver": self._driver,
-            "model": self._model,
-            "uuid": self._uuid,
+            "model": self.board.model,
+            "uuid": self.board.uuid,
             "module_power": self._module,
             "slices": self.board.slices,
             "counter_period_ms": self._counter_period_ms,
@@ -134,8 +132,8 @@ class NvmlSensor:
         described["channels"] = [
             {
                 **series.describe(),
-                "model": self._model,
-                "uuid": self._uuid,
+                "model": self.board.model,
+                "uuid": self.board.uuid,
                 "module_power": series.channel.domain == "module",
             }
             for series in self._series()
@@ -214,7 +212,7 @@ class NvmlSensor:
     def _made(
         self, domain: Domain, source: str, what: Counter | PowerIntegral, lag_s: float | None = None
     ) -> DeviceSeries:
-        return DeviceSeries(SensorChannel(self._device, domain, source), self._board, what, lag_s)
+        return DeviceSeries(SensorChannel(self.board.device, domain, source), self._board, what, lag_s)
 
     def _answered(self, scope: int, *fields: int) -> tuple[int, ...]:
         """Return which of the fields the board has."""
@@ -248,7 +246,7 @@ class NvmlSensor:
             return
         self._renewed_ns = now_ns
         try:
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid.encode())
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.board.uuid.encode())
         except self._nvml.NVMLError:
             return
         self._failed = False
