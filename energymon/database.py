@@ -118,8 +118,10 @@ def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Conn
 def _give(path: Path, fd: int, group: int) -> None:
     """Let a group read an open store and the files that SQLite has beside it; raises StoreError."""
     real = path.resolve()
+    beside = (real.with_name(real.name + end) for end in BESIDE[:2])
+    files: list[int | Path] = [fd, *(file for file in beside if file.exists())]
     try:
-        for file in (fd, *(real.with_name(real.name + beside) for beside in BESIDE[:2])):
+        for file in files:
             os.chown(file, -1, group)
             os.chmod(file, 0o640)  # noqa: PTH101 - a descriptor cannot be replaced by another file
     except OSError as error:
@@ -146,7 +148,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
     closed = not log.exists() or not log.stat().st_size
-    immutable = closed and not _may_write(real.parent)
+    immutable = closed and not os.access(real.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     try:
         try:
             return _opened(path, immutable=immutable)
@@ -183,10 +185,6 @@ def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _may_write(folder: Path) -> bool:
-    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:

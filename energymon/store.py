@@ -12,8 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from energymon.clock.monotonic import LAST_NS
-from energymon.clock.offsets import WALL
 from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, transaction
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Session, Ticks
@@ -25,6 +23,7 @@ Series = tuple[str, str, str, str]
 Row = tuple[int, Series, int, float, str, int | None, int]
 """A reading on its way in: tick, series, time (UTC ns), cumulative joules, flags, early_ns and late_ns."""
 
+_END_OF_TIME_NS: Final = 2**63 - 1
 _TABLES: Final = {Event: "events", ClockOffset: "clocks", Baseline: "baselines", CounterStart: "counters"}
 """Of the records beside readings and ticks; their columns are the fields, in order."""
 
@@ -141,7 +140,7 @@ class SqliteStore(Closing):
             ).fetchall():
                 (first,) = self._db.execute(_BEFORE, (series, start_ns, start_ns)).fetchone()
                 (last,) = self._db.execute(_AFTER, (series, end_ns, end_ns)).fetchone()
-                span = 0 if first is None else first, LAST_NS if last is None else last
+                span = 0 if first is None else first, _END_OF_TIME_NS if last is None else last
                 found.extend(Reading(*row) for row in self._db.execute(_READING, (series, *span)))
         return found
 
@@ -208,8 +207,8 @@ class SqliteStore(Closing):
         Offsets of clocks that are as old go too, but for those of wall clocks, which hold until the next one.
         """
         with self._transaction():
-            old = "SELECT rowid FROM clocks WHERE t_ns <= ? AND peer <> ? LIMIT ?"
-            self._db.execute(f"DELETE FROM clocks WHERE rowid IN ({old})", (before_ns, WALL, most_rows))  # noqa: S608
+            old = "SELECT rowid FROM clocks WHERE t_ns <= ? AND peer <> 'wall' LIMIT ?"
+            self._db.execute(f"DELETE FROM clocks WHERE rowid IN ({old})", (before_ns, most_rows))  # noqa: S608
             return delete_oldest(self._db, before_ns, most_rows)
 
     def follow(self) -> Path | None:

@@ -22,8 +22,7 @@ _REQUEST_S: Final = 5.0
 _AGAIN_S: Final = 1.0
 """An answer is given again for so long: asking more often is no work for the agent, and shows no shorter spans."""
 _POWER_NS: Final = 2 * NS
-"""Power is the mean of this time, or of two periods of a slow meter; a device that was not read for twice as long is
-down."""
+"""Power is the mean of this time, or 2 periods of a slow meter; a device not read for twice as long is down."""
 
 
 def serve(option: str, families: Callable[[], Iterable[Any]]) -> Any:
@@ -78,8 +77,8 @@ def metrics(store: SqliteStore, session: Session, now_ns: int, jitter: Jitter) -
 
     series: dict[tuple[str, str], dict[str, list[Reading]]] = {}
     sensors = cast(Sequence[Mapping[str, Any]], session.description.get("sensors", ()))
-    periods_s = {c["device"]: one["period_s"] for one in sensors if "period_s" in one for c in one["channels"]}
-    spans_ns = {device: max(_POWER_NS, round(2 * period_s * NS)) for device, period_s in periods_s.items()}
+    meters = [(c["device"], one["period_s"]) for one in sensors if "period_s" in one for c in one["channels"]]
+    spans_ns = {device: max(_POWER_NS, round(2 * period_s * NS)) for device, period_s in meters}
     for r in store.readings(now_ns - 2 * max(spans_ns.values(), default=_POWER_NS), now_ns, session.node):
         if r.t_ns >= session.start_ns:
             series.setdefault((r.device, r.domain), {}).setdefault(r.source, []).append(r)
@@ -92,41 +91,20 @@ def metrics(store: SqliteStore, session: Session, now_ns: int, jitter: Jitter) -
 
     for (device, domain), sources in series.items():
         source, rows = min(sources.items(), key=lambda one: directness(one[0]))
-        of = {"device": device, "domain": domain}
+        of = {"device": device, "domain": domain, "source": source}
         apart = "estimated_" if source == ESTIMATE else f"{domain}_" if domain in WHOLES else ""
         span_ns = spans_ns.get(device, _POWER_NS)
         is_up = rows[-1].t_ns >= now_ns - 2 * span_ns
-        add(
-            GaugeMetricFamily,
-            "up",
-            "Whether the device was read in the last 4 s, or four periods of a meter",
-            is_up,
-            **of,
-            source=source,
-        )
-        add(
-            CounterMetricFamily,
-            f"{apart}joules",
-            "Joules since the agent started",
-            rows[-1].joules,
-            **of,
-            source=source,
-        )
+        add(GaugeMetricFamily, "up", "Whether the device was read in the last 4 s, a slow meter 4 periods", is_up, **of)
+        add(CounterMetricFamily, f"{apart}joules", "Joules since the agent started", rows[-1].joules, **of)
         if domain == "wall":
-            source, rows = max(sources.items(), key=lambda one: directness(one[0]))
+            of["source"], rows = max(sources.items(), key=lambda one: directness(one[0]))
         begin = max((i for i, r in enumerate(rows) if r.flags == START), default=0)
         recent = [r for r in rows[begin:] if r.t_ns >= rows[-1].t_ns - span_ns]
         elapsed_s = (recent[-1].t_ns - recent[0].t_ns) / NS
         if is_up and elapsed_s > 0:
             watts = (recent[-1].joules - recent[0].joules) / elapsed_s
-            add(
-                GaugeMetricFamily,
-                f"{apart}watts",
-                "Mean power of the last 2 s, or two periods of a meter, W",
-                watts,
-                **of,
-                source=source,
-            )
+            add(GaugeMetricFamily, f"{apart}watts", "Mean power of 2 s, of a slow meter 2 periods, W", watts, **of)
     add(CounterMetricFamily, "ticks", "Ticks that were sampled", jitter.ticks)
     add(CounterMetricFamily, "ticks_missed", "Ticks that were missed", jitter.missed)
     return list(found.values())

@@ -90,8 +90,7 @@ def write_rows(
 ) -> int:
     """Write rows of columns, which are described, to a file or "-", stdout, and return how many; or lines instead.
 
-    Without a format the suffix of the file names it; without lines, `line` is none. Raises OptionError when the file
-    cannot be written.
+    Without a format the suffix of the file names it. Raises OptionError when the file cannot be written.
     """
     if not str(out) or not Path(out).name:
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
@@ -105,11 +104,8 @@ def write_rows(
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        count = (
-            _write_csv(rows, text, columns)
-            if format == "csv"
-            else _count(text.write(f"{line}\n") for line in lines or ())
-        )
+        each = (text.write(f"{line}\n") for line in lines or ())
+        count = _write_csv(rows, text, columns) if format == "csv" else _count(each)
         text.detach()
         return count
 

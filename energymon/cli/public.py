@@ -1,6 +1,6 @@
 """What the package shows, imported when the first of it is asked for: `energymon exec` is to start at once."""
 
-# ruff: noqa: PLC0414 - what is imported as itself is shown
+# ruff: noqa: PLC0414 - a name that is imported as itself belongs to the package
 
 from energymon.agent.cpu_time import AttributedEnergy as AttributedEnergy
 from energymon.agent.direct import Meter as Meter

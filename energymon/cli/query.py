@@ -272,7 +272,7 @@ def _series(window: WindowEnergy) -> list[str]:
         cells = [e.domain, e.device, *_figures(e)]
         if window.is_net:
             cells.append(_j(e.net_j) if e in window.best else "")
-        rows.append([*cells, _taken(e, window)])
+        rows.append([*cells, e.source if e in window.best else f"{e.source} (not summed)"])
     return _table(head, rows)
 
 
@@ -285,10 +285,6 @@ def _figures(of: EnergyComponent | Energy) -> list[str]:
         _j(of.accuracy_j),
         f"{of.interpolated_share:.2%}",
     ]
-
-
-def _taken(energy: Energy, window: WindowEnergy) -> str:
-    return energy.source if energy in window.best else f"{energy.source} (not summed)"
 
 
 def _table(head: Sequence[TableColumn | str], rows: Sequence[Sequence[str]]) -> list[str]:
