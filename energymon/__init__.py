@@ -20,6 +20,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__" or not name.startswith("_"):
         from energymon.cli import public
 
+        if name == "__all__":
+            return [shown for shown in vars(public) if not shown.startswith("_")]
         if hasattr(public, name):
             return getattr(public, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

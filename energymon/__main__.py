@@ -441,8 +441,9 @@ def _add_query(commands: _Commands) -> None:
     query.add_argument(
         "--price-per-kwh", type=_above_zero, metavar="PRICE", help="show the cost, at this price of a kWh"
     )
-    query.add_argument("--json", action="store_true", help="the same as --format json")
-    query.add_argument("--format", choices=("text", "json", "csv", "parquet"), help="(the suffix of FILE, or text)")
+    form = query.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="the same as --format json")
+    form.add_argument("--format", choices=("text", "json", "csv", "parquet"), help="(the suffix of FILE, or text)")
     query.add_argument("--out", metavar="FILE", help="file of --format csv or parquet (stdout)")
     query.set_defaults(command=_query)
 

@@ -78,26 +78,19 @@ _MEANINGS: Final = {
 def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Connection, int]:
     """Open a store, made if there is none; return the connection and a descriptor that locks the file.
 
-    With the id of a group, only the owner and the group may read the store. Raises StoreError when another agent writes
-    it, when it is not a store, or when it cannot be made.
+    With the id of a group, only the owner and the group may read the store, a new one from its begin. Raises StoreError
+    when another agent writes it, when it is not a store, or when it cannot be made or given to the group.
     """
     lock_fd: int | None = None
     _refuse_foreign_log(path)
     try:
         # The lock is on the file itself and is held through the store's life: closing any descriptor of
         # the file drops SQLite's own POSIX locks, so it goes last.
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644 if group is None else 0o600)
         if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
             os.close(lock_fd)
             raise StoreError(f"{path}: is no regular file; name another store")
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if group is not None:
-            # SQLite makes the files beside the store with its owner, group and mode; a killed agent's are there.
-            real = path.resolve()
-            for file in (real, *(real.with_name(real.name + beside) for beside in BESIDE[:2])):
-                if file.exists():
-                    os.chown(file, -1, group)
-                    file.chmod(0o640)
     except BlockingIOError as error:
         if lock_fd is not None:
             os.close(lock_fd)
@@ -112,12 +105,27 @@ def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Conn
         # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(_SCHEMA)
+        if group is not None:
+            _give(path, lock_fd, group)
     except (sqlite3.Error, StoreError) as error:
         if connection is not None:
             connection.close()
         os.close(lock_fd)
         raise store_error(path, error) from error
     return connection, lock_fd
+
+
+def _give(path: Path, fd: int, group: int) -> None:
+    """Let a group read an open store and the files that SQLite has beside it; raises StoreError."""
+    real = path.resolve()
+    beside = (real.with_name(real.name + end) for end in BESIDE[:2])
+    files: list[int | Path] = [fd, *(file for file in beside if file.exists())]
+    try:
+        for file in files:
+            os.chown(file, -1, group)
+            os.chmod(file, 0o640)  # noqa: PTH101 - a descriptor cannot be replaced by another file
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be given to the group {group}: {error.strerror}") from error
 
 
 def _refuse_foreign_log(path: Path) -> None:
@@ -140,7 +148,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     real = path.resolve()
     log = real.with_name(f"{real.name}-wal")
     closed = not log.exists() or not log.stat().st_size
-    immutable = closed and not _may_write(real.parent)
+    immutable = closed and not os.access(real.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     try:
         try:
             return _opened(path, immutable=immutable)
@@ -177,10 +185,6 @@ def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _may_write(folder: Path) -> bool:
-    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:

@@ -183,9 +183,9 @@ class SqliteStore(Closing):
             for name, node, start_ns, end_ns, interval_ns, cpu_s, description in rows
         ]
 
-    def clocks(self, node: str | None = None) -> list[ClockOffset]:
-        """Return every offset measured, by time."""
-        return self._all(ClockOffset, "clocks", node, "t_ns, node, peer")
+    def clocks(self, node: str | None = None, peers: Sequence[str] = ()) -> list[ClockOffset]:
+        """Return every offset measured against some peers, or all of them, by time."""
+        return self._all(ClockOffset, "clocks", node, "t_ns, node, peer", peers)
 
     def baselines(self, node: str | None = None) -> list[Baseline]:
         """Return every idle baseline recorded, by time and series."""
@@ -202,8 +202,13 @@ class SqliteStore(Closing):
         return int(last or 0)
 
     def forget(self, before_ns: int, most_rows: int) -> bool:
-        """Delete the oldest readings as `delete_oldest` does; return whether there were any; raises StoreError."""
+        """Delete the oldest readings as `delete_oldest` does; return whether there were any; raises StoreError.
+
+        Offsets of clocks that are as old go too, but for those of wall clocks, which hold until the next one.
+        """
         with self._transaction():
+            old = "SELECT rowid FROM clocks WHERE t_ns <= ? AND peer <> 'wall' LIMIT ?"
+            self._db.execute(f"DELETE FROM clocks WHERE rowid IN ({old})", (before_ns, most_rows))  # noqa: S608
             return delete_oldest(self._db, before_ns, most_rows)
 
     def follow(self) -> Path | None:
@@ -253,11 +258,14 @@ class SqliteStore(Closing):
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _all(self, kind: type[_Record], table: str, node: str | None, order: str) -> list[_Record]:
+    def _all(
+        self, kind: type[_Record], table: str, node: str | None, order: str, peers: Sequence[str] = ()
+    ) -> list[_Record]:
         """Return the records of a table, whose columns are those of their class, of one node or of all."""
-        query = f"SELECT {columns(kind)} FROM {table} WHERE ? IS NULL OR node = ? ORDER BY {order}"  # noqa: S608
+        of = "(? IS NULL OR node = ?)" + (f" AND peer IN ({', '.join('?' * len(peers))})" if peers else "")
+        query = f"SELECT {columns(kind)} FROM {table} WHERE {of} ORDER BY {order}"  # noqa: S608
         with self._reading():
-            return [kind(*row) for row in self._db.execute(query, (node, node))]
+            return [kind(*row) for row in self._db.execute(query, (node, node, *peers))]
 
     def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
         ids = self._series
@@ -329,13 +337,15 @@ def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
 
 
 def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> bool:
-    """Delete the oldest readings of a node, in a transaction of the caller; return whether there were any.
+    """Delete the oldest readings of each node, in a transaction of the caller; return whether there were any.
 
     Those with a tick after `before_ns`, UTC ns, stay. Where a sender has ever opened the store, those stay too that the
-    server has not acknowledged, or that tuples to come depend on. With few rows at a time others wait for moments.
+    server has not acknowledged, or that tuples to come depend on. With few rows of a node at a time others wait for
+    moments.
     """
     sent = dict(db.execute("SELECT kind, last FROM sent").fetchall())
     (late_ns,) = db.execute("SELECT min(tick_ns) FROM late").fetchone()
+    found = False
     for (node,) in db.execute("SELECT DISTINCT node FROM series").fetchall():
         last_ns = before_ns
         if sent:
@@ -355,8 +365,8 @@ def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> boo
             (cut, node),
         )
         db.execute("DELETE FROM ticks WHERE last_ns <= ? AND node = ?", (cut, node))
-        return True
-    return False
+        found = True
+    return found
 
 
 def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Self
 
 
@@ -20,3 +24,20 @@ class Closing(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def receives_for(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """Have a connection receive nothing more after so long, s: its own timeout is that of each part that comes."""
+
+    def end() -> None:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RD)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

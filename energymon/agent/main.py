@@ -51,6 +51,8 @@ _STORED_NS: Final = 10 * NS
 """For how long a store that takes no records may delay an agent that is to have an idle baseline."""
 _COMMIT_S: Final = 0.5
 """For how long a scrape waits until the latest ticks are stored."""
+_LEAST_KEPT_S: Final = 60.0
+"""How long readings are kept at least, beside the idle baseline."""
 _FAILED: Final = 70
 
 
@@ -90,6 +92,9 @@ class AgentConfig:
             raise OptionError(f"--node {self.node!r}: expected a name of printable characters")
         if not 0 <= self.idle_s <= 3600:
             raise OptionError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
+        if self.keep_ns is not None and self.keep_ns < (self.idle_s + _LEAST_KEPT_S) * NS:
+            least_s = self.idle_s + _LEAST_KEPT_S
+            raise OptionError(f"--keep: expected {least_s:g}s or more: --idle-s, and a minute for the windows' edges")
         if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
             raise OptionError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
         if self.run is not None and (not self.run or not self.run.isprintable()):
@@ -201,13 +206,14 @@ class _SamplingRun:
             self._sender = SenderProcess(
                 argv, config.influxdb, config.node, self._writer.put, self._loop, self._clock.now_ns
             )
+        self._committed = threading.Event()
+        # An address that cannot be had leaves nothing in the store.
+        self._endpoint = serve(config.prometheus, self._metrics) if config.prometheus else None
         # While no agent looked, the clock may have been set at any time.
         now_ns = self._clock.now_ns()
         stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin(last_ns)
-        self._committed = threading.Event()
-        self._endpoint = serve(config.prometheus, self._metrics) if config.prometheus else None
         self.is_over = False
         """Whether stdin has ended."""
         self._baseline: list[Baseline] | None = None
@@ -297,6 +303,8 @@ class _SamplingRun:
 
     def _metrics(self) -> list[Any]:
         """On a thread of the endpoint's: return the metrics of all ticks until now."""
+        if not self._is_stored:
+            return []
         self._committed.clear()
         self._writer.flush()
         self._committed.wait(_COMMIT_S)

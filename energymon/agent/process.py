@@ -208,7 +208,7 @@ class Agent:
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings around a span, ns of their clock, once the store has a reading past its end.
 
-        It waits for that no longer than an interval and three seconds. An agent that never was ready has none. The
+        It waits for that no longer than `wait_until_read` does. An agent that never was ready has none. The
         joules of an agent that was started again go on from those of the agent before it.
 
         Raises:
@@ -414,12 +414,14 @@ def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns:
     """Wait until every series has a reading past the end of a window, or none can be expected any more.
 
     `end_ns` is by the clock of the readings, and `since_ns` is the instant of `boot_ns` from which the store may take
-    two intervals and three seconds. Raises StoreError.
+    two intervals, two periods of the slowest meter at the wall, and three seconds. Raises StoreError.
     """
     interval_s = session.interval_ns / NS
     # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
     lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
-    deadline_ns = since_ns + round((2 * interval_s + _COMMIT_S) * NS)
+    sensors = cast(Sequence[Mapping[str, float]], session.description.get("sensors", ()))
+    period_s = max((sensor.get("period_s", 0.0) for sensor in sensors), default=0.0)
+    deadline_ns = since_ns + round((2 * (interval_s + period_s) + _COMMIT_S) * NS)
     while True:
         if agent is not None:
             agent.flush()

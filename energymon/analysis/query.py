@@ -15,7 +15,7 @@ from energymon.analysis.integrate import missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
 from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
-from energymon.clock.offsets import WallInstant, at_wall, offset_at, wall_at
+from energymon.clock.offsets import CONTROLLER, WALL, WallInstant, at_wall, offset_at, wall_at
 from energymon.errors import WindowError
 from energymon.reading import LAG_S, Baseline, Event, Reading, Session
 from energymon.store import SqliteStore
@@ -156,7 +156,8 @@ class _NodeQuery:
         """Take the node's sessions, a window, UTC ns of `clock`, and whether no other node is asked."""
         self._store, self._sessions, self._window_ns, self._clock = store, sessions, window_ns, clock
         self._node = sessions[0].node
-        self._clocks, self._counters = store.clocks(self._node), store.counters(self._node)
+        peers = (CONTROLLER, WALL) if clock == "controller" else (WALL,)
+        self._clocks, self._counters = store.clocks(self._node, peers), store.counters(self._node)
         offsets = [offset_at(self._clocks, at_ns) for at_ns in window_ns] if clock == "controller" else []
         # Those of the controller at both edges, where the node has measured any.
         self._offsets = [offset for offset in offsets if offset is not None]

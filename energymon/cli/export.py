@@ -86,7 +86,7 @@ def write_rows(
     columns: dict[str, str],
     out: Path | str,
     format: Format | None,
-    lines: Iterable[str] = (),
+    lines: Iterable[str] | None = None,
 ) -> int:
     """Write rows of columns, which are described, to a file or "-", stdout, and return how many; or lines instead.
 
@@ -96,16 +96,16 @@ def write_rows(
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
-        if format not in FORMATS:
-            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(FORMATS)} at its end, or --format")
+        known = [one for one in FORMATS if one != "line" or lines is not None]
+        if format not in known:
+            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(known)} at its end, or --format")
 
     def write(file: IO[bytes]) -> int:
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        count = (
-            _write_csv(rows, text, columns) if format == "csv" else _count(text.write(f"{line}\n") for line in lines)
-        )
+        each = (text.write(f"{line}\n") for line in lines or ())
+        count = _write_csv(rows, text, columns) if format == "csv" else _count(each)
         text.detach()
         return count
 

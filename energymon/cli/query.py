@@ -156,7 +156,7 @@ def figures(window: WindowEnergy) -> list[str]:
 
 def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
     lines = [
-        f"{window.node}: {_utc(window.start_ns)} to {_utc(window.end_ns)}, "
+        f"{window.node}: {utc_text(window.start_ns)} to {utc_text(window.end_ns)}, "
         f"{(window.end_ns - window.start_ns) / NS:.6f} s, {_clock(window)}; "
         f"{window.missed_share:.2%} of ticks missed"
     ]
@@ -188,7 +188,7 @@ def _covered(window: WindowEnergy) -> Iterator[str]:
         # A device is missing from all of it, as its line and the events say.
         return
     for begin_ns, end_ns in window.covered[:_MOST_PARTS]:
-        yield f"  readings go from {_utc(begin_ns + 999)} to {_utc(end_ns)}: ask for that part"
+        yield f"  readings go from {utc_text(begin_ns + 999)} to {utc_text(end_ns)}: ask for that part"
     if len(window.covered) > _MOST_PARTS:
         yield f"  and {len(window.covered) - _MOST_PARTS} later parts"
 
@@ -201,7 +201,7 @@ def _events(events: Sequence[Event]) -> Iterator[str]:
         seen[event.kind] += 1
         left = counts[event.kind] - seen[event.kind]
         if seen[event.kind] <= _MOST_EVENTS or not left:
-            yield f"  {_utc(event.t_ns)} {event.kind}: {event.message}"
+            yield f"  {utc_text(event.t_ns)} {event.kind}: {event.message}"
         elif left == 1:
             yield f"  ... {counts[event.kind] - _MOST_EVENTS - 1} more {event.kind}"
 
@@ -274,7 +274,7 @@ def _series(window: WindowEnergy) -> list[str]:
         cells = [e.domain, e.device, *_figures(e)]
         if window.is_net:
             cells.append(_j(e.net_j) if e in window.best else "")
-        rows.append([*cells, _taken(e, window)])
+        rows.append([*cells, e.source if e in window.best else f"{e.source} (not summed)"])
     return _table(head, rows)
 
 
@@ -289,10 +289,6 @@ def _figures(of: EnergyComponent | Energy) -> list[str]:
     ]
 
 
-def _taken(energy: Energy, window: WindowEnergy) -> str:
-    return energy.source if energy in window.best else f"{energy.source} (not summed)"
-
-
 def _table(head: Sequence[TableColumn | str], rows: Sequence[Sequence[str]]) -> list[str]:
     return to_text(Table([*head, TableColumn("source", left=True)], rows), "  ").split("\n")
 
@@ -304,7 +300,3 @@ def _j(value: float | None) -> str:
 def _bound(error_j: float | None, joules: float | None) -> str:
     """Return an error bound; an estimate has a figure and no bound."""
     return "none" if error_j is None and joules is not None else _j(error_j)
-
-
-def _utc(ns: int) -> str:
-    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -112,7 +112,7 @@ def utc_text(ns: int) -> str:
     """Return UTC ns as ISO 8601, to the microsecond."""
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def boot_ns() -> int:

@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 
 from energymon.errors import OptionError, SensorError
 from joulefeed.child import Child, ChildError
+from joulefeed.closing import receives_for
 
 AUTH: Final = "ENERGYMON_WALL_AUTH"
 """Environment variable with USER:PASSWORD of a Redfish service."""
@@ -144,8 +145,9 @@ class HttpMeter(WallMeter):
             is_known = bool(self._parts.hostname) and self._parts.port != 0
         except ValueError:
             is_known = False
-        if not is_known or self._parts.scheme not in (self.scheme, "https") or "@" in self._parts.netloc:
-            # Not shown: it may hold a password.
+        is_plain = "@" not in url and "?" not in url and "#" not in url
+        if not is_known or not is_plain or self._parts.scheme not in (self.scheme, "https"):
+            # Not shown: it may hold a password, as Tasmota's ?user=admin&password=… does.
             raise OptionError(f"--wall {self.kind}: expected {self.scheme}://HOST behind the colon, without a password")
         self.place, self.device, self._auth = url.rstrip("/"), f"{self.kind}-{self._parts.netloc}", auth
         try:
@@ -179,20 +181,24 @@ class HttpMeter(WallMeter):
         asked = HTTPSConnection(host, context=self._tls) if scheme == "https" else HTTPConnection(host)
         asked.timeout, url = _ANSWER_S, f"{scheme}://{host}{path}"
         body, deadline = b"", time.monotonic() + _ANSWER_S
+        too_long = SensorError(f"{url}: the answer takes more than {_ANSWER_S:g} s or {_MAX_BYTES} bytes")
         try:
-            asked.request("GET", path, headers=headers)
-            answer = asked.getresponse()
-            while chunk := answer.read1(_MAX_BYTES):
-                body += chunk
-                if time.monotonic() > deadline or len(body) > _MAX_BYTES:
-                    raise SensorError(f"{url}: the answer takes more than {_ANSWER_S:g} s or {_MAX_BYTES} bytes")
+            asked.connect()
+            with receives_for(asked.sock, _ANSWER_S):
+                asked.request("GET", path, headers=headers)
+                answer = asked.getresponse()
+                while len(body) <= _MAX_BYTES and (chunk := answer.read1(_MAX_BYTES)):
+                    body += chunk
+            if time.monotonic() > deadline or len(body) > _MAX_BYTES:
+                raise too_long
             if answer.status == 404 and not is_last:
                 return None
             if answer.status != 200:
                 raise SensorError(f"{url}: status {answer.status}; expected {self.expected}")
             return json.loads(body, parse_float=Decimal)
         except (OSError, HTTPException) as error:
-            raise SensorError(f"{url}: {error or type(error).__name__}") from None
+            is_late = time.monotonic() > deadline
+            raise too_long if is_late else SensorError(f"{url}: {error or type(error).__name__}") from None
         except (ValueError, RecursionError):
             raise SensorError(f"{url}: answers {body[:40]!r}, expected JSON") from None
         finally:

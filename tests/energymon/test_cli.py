@@ -214,3 +214,9 @@ def test_a_query_as_a_table_has_a_row_for_each_sum_and_series_with_their_co2_and
     assert main(argv) == 0
     assert "g CO2" in capsys.readouterr().out
     assert main([*argv, "--json", "--out", str(out)]) == 2
+    capsys.readouterr()
+    lines = tmp_path / "q.line"
+    assert (main([*argv, "--out", str(lines)]), lines.exists()) == (2, False)
+    assert "expected .parquet, .csv at its end" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([*argv, "--json", "--format", form])

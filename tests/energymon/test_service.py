@@ -5,16 +5,19 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import stat
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from energymon import Event, OptionError, Reading, SqliteStore, Ticks
+from energymon import ClockOffset, Event, OptionError, Reading, SqliteStore, StoreError, Ticks
+from energymon.agent.main import AgentConfig
 from energymon.agent.prometheus import metrics, serve
 from energymon.agent.service import group_of
 from energymon.influx.cursor import StoreCursor
@@ -76,6 +79,33 @@ def test_a_folder_that_a_group_cannot_enter_or_that_others_may_write_is_refused(
         group_of("no-such-group", public_path / "energy.sqlite")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a folder away")
+def test_a_folder_of_another_user_is_refused_on_the_path_as_given_too(public_path):
+    theirs = public_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    (theirs / "energy.sqlite").symlink_to(public_path / "energy.sqlite")
+    os.chown(theirs, 65534, -1)
+    for store in ("energy.sqlite", "new.sqlite"):
+        with pytest.raises(OptionError, match=f"{theirs} is another user's"):
+            group_of(GROUP, theirs / store)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files to a group")
+def test_a_file_is_given_to_the_group_once_it_is_known_to_be_a_store(tmp_path, monkeypatch):
+    foreign = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE passwords (one)")
+    foreign.chmod(0o600)
+    with pytest.raises(StoreError, match="another program"):
+        SqliteStore.create(foreign, 1)
+    assert (stat.S_IMODE(foreign.stat().st_mode), foreign.stat().st_gid) == (0o600, 0)
+    modes = []
+    monkeypatch.setattr("energymon.database.connect", lambda path, *_: modes.append(path.stat().st_mode) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        SqliteStore.create(tmp_path / "new.sqlite", 1)
+    assert [stat.S_IMODE(mode) for mode in modes] == [0o600]
+
+
 @pytest.mark.process
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
 def test_the_unit_is_one_that_systemd_takes(tmp_path):
@@ -118,6 +148,23 @@ def test_old_readings_are_deleted_in_small_steps_and_later_ones_stay(tmp_path):
         assert not store.forget(400 * S, 100)
 
 
+def test_the_readings_of_a_host_that_was_renamed_go_too_and_offsets_of_clocks(tmp_path):
+    with filled(tmp_path / "e.sqlite") as store:
+        store.append([Reading(k * S, k * S, "old", "package-0", "cpu", "rapl-perf", 5.0 * k) for k in range(1, 9)])
+        clocks = [ClockOffset(k * S, "n", peer, 0, 0) for k in (3, 500) for peer in ("chrony", "wall")]
+        store.append([], news=clocks)
+        assert store.forget(400 * S, 100)
+        assert {r.node for r in store.readings(0, 2000 * S)} == {"n"}
+        assert store.clocks() == clocks[1:]
+        assert store.clocks("n", ["wall"]) == clocks[1::2]
+
+
+def test_readings_are_kept_for_the_baseline_and_the_edges_of_a_window():
+    assert AgentConfig(Path("e"), "n", idle_s=10, keep_ns=70 * S).keep_ns == 70 * S
+    with pytest.raises(OptionError, match="--keep: expected 70s or more"):
+        AgentConfig(Path("e"), "n", idle_s=10, keep_ns=69 * S)
+
+
 def test_what_a_server_has_not_acknowledged_is_not_deleted(tmp_path):
     with filled(tmp_path / "e.sqlite") as store:
         with StoreCursor(store.path) as cursor:
@@ -149,7 +196,9 @@ def scraped(port):
         text = answer.read().decode()
     families = {family.name: family for family in parser.text_string_to_metric_families(text)}
     kinds = {name: family.type for name, family in families.items()}
-    values = {(s.name, s.labels.get("source", "")): s.value for family in families.values() for s in family.samples}
+    samples = [s for family in families.values() for s in family.samples]
+    values = {(s.name, s.labels.get("source", "")): s.value for s in samples if s.labels.get("domain") != "module"}
+    values |= {s.name: s.value for s in samples if s.labels.get("domain") == "module"}
     assert all(s.labels["node"] == 'a "node"\n' for family in families.values() for s in family.samples)
     return kinds, values
 
@@ -161,14 +210,17 @@ def test_prometheus_reads_joules_watts_and_missed_ticks_and_no_estimate_among_th
         device = {"package-0": ("cpu", "rapl-perf", 5.0), "gpu-0": ("gpu", "nvml-counter", 300.0)}
         rows = [(d, *of) for d, of in device.items()]
         rows += [("gpu-0", "gpu", "nvml-power", 290.0), ("cpu", "cpu", "estimate", 7.0)]
-        last = {"nvml-counter": 80}
+        rows += [("gpu-0", "module", "nvml-counter", 500.0), ("plug", "wall", "shelly-energy", 0.0)]
+        rows.append(("plug", "wall", "shelly-power", 900.0))
+        last = {"nvml-counter": 80, "shelly-energy": 30, "shelly-power": 30}
         for d, domain, source, watts in rows:
             ticks = range(1, last.get(source, 100) + 1)
             store.append([Reading(k * S // 10, k * S // 10, node, d, domain, source, watts * k / 10) for k in ticks])
         jitter = Jitter()
         jitter.add(0, 0)
         jitter.miss(2)
-        session = store.begin_session(node, 0, S // 10, {})
+        meter = {"period_s": 2.0, "channels": [{"device": "plug"}]}
+        session = store.begin_session(node, 0, S // 10, {"sensors": [meter]})
         server = serve("0", lambda: metrics(store, session, 10 * S, jitter))
         try:
             kinds, values = scraped(server.server_port)
@@ -184,14 +236,34 @@ def test_prometheus_reads_joules_watts_and_missed_ticks_and_no_estimate_among_th
     assert values.pop(("energymon_watts", "rapl-perf")) == pytest.approx(5)
     assert values.pop(("energymon_watts", "nvml-counter")) == pytest.approx(300)
     assert values.pop(("energymon_estimated_watts", "estimate")) == pytest.approx(7)
+    assert values.pop(("energymon_wall_watts", "shelly-power")) == pytest.approx(900)
+    assert values.pop("energymon_module_watts") == pytest.approx(500)
     assert values == {
         ("energymon_joules_total", "rapl-perf"): 50,
         ("energymon_joules_total", "nvml-counter"): 2400,
         ("energymon_estimated_joules_total", "estimate"): 70,
-        **{("energymon_up", source): 1 for source in ("rapl-perf", "nvml-counter", "estimate")},
+        ("energymon_wall_joules_total", "shelly-energy"): 0,
+        "energymon_module_joules_total": 4000,
+        "energymon_up": 1,
+        **{("energymon_up", source): 1 for source in ("rapl-perf", "nvml-counter", "estimate", "shelly-energy")},
         ("energymon_ticks_total", ""): 1,
         ("energymon_ticks_missed_total", ""): 2,
     }
+
+
+def test_a_client_that_drips_its_request_is_cut_off(monkeypatch):
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    monkeypatch.setattr("energymon.agent.prometheus._REQUEST_S", 0.5)
+    server = serve("0", list)
+    try:
+        client = socket.create_connection(("127.0.0.1", server.server_port), 30)
+        with closing(client), pytest.raises(OSError, match=r"Broken pipe|reset"):
+            for _ in range(600):
+                client.send(b"G")
+                time.sleep(0.1)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 @pytest.mark.parametrize("option", ["", "x", "1.2.3.4", "70000", "::1"])
