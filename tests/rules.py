@@ -112,7 +112,9 @@ MATRIX: dict[str, Sabotage] = {
         "median N ms and 95 % N ms later, at most N ms nearer…",
     ),
     "slowdown": Sabotage(
-        "hot board", "a board slows down because it is too hot", "gpu-0 hw_thermal_slowdown at its end; at most N °C…"
+        "harness/test_heat.py",
+        "a board slows down because it is too hot",
+        "gpu-0 hw_thermal_slowdown at its end; at most N °C",
     ),
     "throttled": Sabotage("throttled", "a CPU quota stops the cell", "N s in N s, N times"),
     "pressure_memory": Sabotage("memory is short", "processes lack memory", "N %, N MB"),
@@ -174,8 +176,8 @@ ATTACKS = (
     Attack(
         "a board that slows down, of heat, of its power supply or at its power limit",
         ("slowdown",),
-        "a power limit only warns, for full load is at it; between the edges only what the board counts is seen: "
-        "heat and power limits",
+        "a power limit only warns, for full load is at it, as do boards on which the cell does not train; between the "
+        "edges only what the board counts is seen: heat and power limits",
     ),
     Attack(
         "another program uses the disk", ("pressure_io",), "a warning; what disks read and wrote is in `metrics.csv`"

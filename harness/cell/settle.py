@@ -23,9 +23,10 @@ def settle(
     spec: SettleSpec,
     report: Callable[[str], None],
 ) -> str:
-    """Train on made-up batches until the temperatures of all devices are steady; waits alone where nothing is trained.
+    """Train on made-up batches until the temperatures of all devices are steady.
 
-    Returns how they became steady; empty, at once, where no device says its temperature or there is no time for it.
+    Returns how they became steady; empty, at once, where no device says its temperature, where there is no time for it
+    and where no real step trains, whose load would warm them.
 
     Args:
         make: makes a step, which is thrown away: the weights of the cell's own step stay as they are.
@@ -35,15 +36,14 @@ def settle(
         report: gets a line about twice a second.
     """
     first = temps = _read_temps(read) if spec.max_s else {}
-    if not first:
+    if not first or (step := make()).kind not in ("cuda", "cpu"):
         return ""
-    step, now = make(), time.monotonic()
+    now = time.monotonic()
     began, is_steady, seen = now, False, deque([(now, first)])
     while not is_steady and now - began < spec.max_s:
         ends = min(now + _LOOK_S, began + spec.max_s)
-        while step.kind in ("cuda", "cpu") and time.monotonic() < ends:
+        while time.monotonic() < ends:
             step.warm_up()
-        time.sleep(max(0.0, ends - time.monotonic()))
         now, temps = time.monotonic(), _read_temps(read)
         report(f"until {', '.join(f'{device} {temp_c:.0f} °C' for device, temp_c in temps.items())} are steady")
         seen.append((now, temps))
@@ -59,9 +59,13 @@ def _read_temps(read: Callable[[], Sequence[DeviceState]]) -> dict[str, float]:
 
 
 def _is_steady(seen: Sequence[tuple[float, Mapping[str, float]]], middle_s: float, degrees: float) -> bool:
-    """Return whether the means before and after an instant are as near, of each device that is in all readings."""
-    for name in set.intersection(*(set(temps) for _, temps in seen)):
+    """Return whether the means before and after an instant are as near, of each device that is in all readings.
+
+    Without such a device nothing is known to be steady.
+    """
+    names = set.intersection(*(set(temps) for _, temps in seen))
+    for name in names:
         early, late = ([t[name] for at_s, t in seen if (at_s < middle_s) is half] for half in (True, False))
         if not early or not late or abs(fmean(late) - fmean(early)) > degrees:
             return False
-    return True
+    return bool(names)

@@ -187,6 +187,15 @@ class SettleSpec(Section):
     """By how much the mean temperature of the second half of `over_s` may differ from that of its first half."""
     over_s: NumberAboveZero = 10.0
 
+    @model_validator(mode="after")
+    def _check_time(self) -> Self:
+        if 0 < self.max_s < self.over_s:
+            raise ValueError(
+                f"max_s={self.max_s:g}: too short to see that temperatures are steady; "
+                f"expected over_s={self.over_s:g} or more, or 0 for no wait"
+            )
+        return self
+
 
 WallMeters: TypeAlias = str | list[str] | None
 """A meter of a whole machine as `energymon run --wall` takes it, or a list with a plug for each of its supplies."""

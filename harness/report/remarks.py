@@ -149,7 +149,7 @@ def _energies(groups: Sequence[LoaderGroup]) -> Sequence[_Facts]:
     sources = dict.fromkeys(f"{domain} from {source}" for row, domain, source in pairs if domain not in row.estimated)
     facts = {"estimated": estimated, "absent": absent, "sources": list(sources), "weakens": bool(estimated or absent)}
     facts["emulated"] = "GPU" in estimated
-    errors = [row.find_joule_error(row.total_j, cancels=False) for row in rows if row.total_j]
+    errors = [row.find_joule_error(row.drawn_j, cancels=False) for row in rows if row.drawn_j]
     is_known = all(row.energy_accuracy_j is not None for row in rows)
     facts["accuracy"] = f"± {percent(max(errors, default=0.0))} with the resolution" if is_known else "unknown"
     return [facts] if rows else []

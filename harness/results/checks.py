@@ -633,12 +633,16 @@ def _check_link_in_epoch(epoch: _JudgedEpoch) -> Iterable[Check]:
 
 
 def _check_hosts(
-    epoch: _JudgedEpoch, rule: str, expected: str, judge: Callable[[_JudgedEpoch, HostEdges], tuple[str, str | bool]]
+    epoch: _JudgedEpoch,
+    rule: str,
+    expected: str,
+    key: str,
+    judge: Callable[[_JudgedEpoch, HostEdges], tuple[str, str | bool]],
 ) -> Check:
-    """Judge each host by its edges of the epoch; the check has the gravest verdict and names the hosts that have it."""
+    """Judge each host by its edges, which have `key` if it was measured; the gravest verdict names its hosts."""
     found: dict[str, list[str]] = defaultdict(list)
     for edges in epoch.hosts:
-        actual, verdict = judge(epoch, edges)
+        actual, verdict = judge(epoch, edges) if key in edges.end else (NOT_MEASURED, WARN)
         verdict = verdict if isinstance(verdict, str) else PASS if verdict else FAIL
         found[verdict].append(f"{actual} on {edges.host}" if edges.host else actual)
     gravest = next(one for one in (FAIL, UNKNOWN, WARN, PASS, NOT_APPLICABLE) if one in found)
@@ -649,21 +653,19 @@ def _check_disturbances(epoch: _JudgedEpoch) -> Iterable[Check]:
     """Judge what beside the run's own processes stopped or slowed the hosts."""
     limits = epoch.limits
     quotas = f"CPU quotas of control groups stop the run for ≤ {limits.throttled_pct:g} % of the epoch"
-    yield _check_hosts(epoch, "throttled", quotas, _judge_quotas)
+    yield _check_hosts(epoch, "throttled", quotas, "throttled", _judge_quotas)
     memory = f"tasks wait for memory for ≤ {limits.pressure_pct:g} %, ≤ {limits.swapped_mb:g} MB read from swap"
-    yield _check_hosts(epoch, "pressure_memory", memory, _judge_memory)
+    yield _check_hosts(epoch, "pressure_memory", memory, "memory_wait_s", _judge_memory)
     disks = f"tasks wait for disks for ≤ {limits.pressure_pct:g} %, or the run itself moves most of the bytes"
-    yield _check_hosts(epoch, "pressure_io", disks, _judge_disks)
+    yield _check_hosts(epoch, "pressure_io", disks, "disk_wait_s", _judge_disks)
     clocks = f"heat and hardware hold clocks back for ≤ {limits.slowed_pct:g} % of the epoch"
     clocks += f", power limits for ≤ {limits.capped_pct:g} %" if limits.capped_pct < 100 else ""
-    yield _check_hosts(epoch, "slowdown", clocks, _judge_clocks)
+    yield _check_hosts(epoch, "slowdown", clocks, "devices", _judge_clocks)
     yield _check_frequency(epoch)
 
 
 def _judge_quotas(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
     """Judge for how long a CPU quota stopped the run: it is idle meanwhile, and no rule on others sees it."""
-    if "throttled" not in edges.end:
-        return NOT_MEASURED, WARN
     if edges.start["throttled"] is None and edges.end["throttled"] is None:
         return "no control group of the run can have a quota", NOT_APPLICABLE
     times, stopped_s = (measure_growth(edges.start, edges.end, key) for key in ("throttled", "throttled_s"))
@@ -675,8 +677,6 @@ def _judge_quotas(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | boo
 
 def _judge_memory(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
     """Judge for how long tasks waited for memory."""
-    if "memory_wait_s" not in edges.end:
-        return NOT_MEASURED, WARN
     limits, cell = epoch.limits, epoch.data.cell
     waited_s, swapped = (measure_growth(edges.start, edges.end, key) for key in ("memory_wait_s", "swapped_in_bytes"))
     if waited_s is None and swapped is None:
@@ -692,8 +692,6 @@ def _judge_memory(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | boo
 
 def _judge_disks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
     """Warn where tasks waited for disks that others used."""
-    if "disk_wait_s" not in edges.end:
-        return NOT_MEASURED, WARN
     waited_s = measure_growth(edges.start, edges.end, "disk_wait_s")
     if waited_s is None:
         return NO_PRESSURE, NOT_APPLICABLE
@@ -707,22 +705,27 @@ def _judge_disks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool
 
 
 def _judge_clocks(epoch: _JudgedEpoch, edges: HostEdges) -> tuple[str, str | bool]:
-    """Judge what held the clocks of boards and processors back; a power limit only warns, unless the config says so."""
-    if "devices" not in edges.end:
-        return NOT_MEASURED, WARN
-    devices = edges.list_devices(epoch.data.cell.accelerator.boards)
+    """Judge what held the clocks of boards and processors back; a power limit only warns, unless the config says so.
+
+    A board on which the cell does not train only warns. Nothing is judged where no device of the cell counts it.
+    """
+    boards = epoch.data.cell.accelerator.boards
+    devices = edges.list_devices(boards)
     if not devices:
         return "no board, and no sensor of a processor", NOT_APPLICABLE
     over: list[str] = []
     under: list[str] = []
     for reasons, limit in ((SLOWED, epoch.limits.slowed_pct), (CAPPED, epoch.limits.capped_pct)):
-        for pair in devices:
-            for text, share in describe_held(*pair, reasons, epoch.span_s).items():
-                (over if not limit or 100 * share > limit else under).append(text)
+        for start, end in devices:
+            is_own = not end.uuid or end.uuid in boards
+            for text, share in describe_held(start, end, reasons, epoch.span_s).items():
+                exceeds = not limit if share is None else 100 * share > limit
+                (over if is_own and exceeds else under).append(text if is_own else f"{text} (not the cell's board)")
+    is_counted = any(end.uuid in boards if end.uuid else end.held_s or end.held_times for _, end in devices)
     temps = [state.temp_c for pair in devices for state in pair if state.temp_c is not None]
     hottest = f"at most {max(temps):.0f} °C" if temps else "temperature unknown"
-    told = "; ".join(over or under or ["nothing did"])
-    return f"{told}; {hottest}", FAIL if over else WARN if under else PASS
+    told = "; ".join(over or under or ["nothing did" if is_counted else "no device here counts it"])
+    return f"{told}; {hottest}", FAIL if over else WARN if under else PASS if is_counted else NOT_APPLICABLE
 
 
 def _check_frequency(epoch: _JudgedEpoch) -> Check:

@@ -16,6 +16,8 @@ _OF_RANK: Final = "rank."
 _EPOCH_EDGES: Final = ("epoch_start", "epoch_end")
 _WORK_ENDS: Final = ("loader_made", "epoch_end")
 """After these events a loader has nothing to do until its next epoch begins."""
+_BRIEF: Final = "hw_slowdown"
+"""A board may report it during a change of its performance state or clocks too (nvml.h)."""
 
 
 def find_epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
@@ -58,22 +60,26 @@ class HostEdges:
         return [pair for pair in pairs if not ours or pair[1].uuid in ours or not pair[1].uuid]
 
 
-def describe_held(start: DeviceState, end: DeviceState, reasons: Collection[str], span_s: float) -> dict[str, float]:
+def describe_held(
+    start: DeviceState, end: DeviceState, reasons: Collection[str], span_s: float
+) -> dict[str, float | None]:
     """Return what of some reasons held a device's clocks back in an epoch of `span_s`: its share of it, by a text.
 
-    The share is 0 where the device does not count seconds: it was seen at an edge, or is counted in times.
+    Where the device counts no seconds of it, a reason at both edges has the whole epoch, and the share of one at one
+    edge, or counted in times, is unknown: None. `hw_slowdown` at one edge has none of it: 0.
     """
-    found = {}
+    found: dict[str, float | None] = {}
     for reason in sorted(reasons):
         held_s = measure_growth(start.held_s, end.held_s, reason) or 0.0
         times = measure_growth(start.held_times, end.held_times, reason)
-        edges = " and ".join(name for name, state in (("start", start), ("end", end)) if reason in state.reasons)
+        edges = [name for name, state in (("start", start), ("end", end)) if reason in state.reasons]
         # The counters are read a little outside of the epoch.
         share = min(1.0, held_s / span_s)
         parts = [f"for {100 * share:.1f} % of the epoch"] * bool(held_s) + [f"{times} times"] * bool(times)
-        parts += [f"at its {edges}"] * bool(edges)
+        parts += [f"at its {' and '.join(edges)}"] * bool(edges)
+        unseen = 1.0 if len(edges) == 2 else 0.0 if reason == _BRIEF else None
         if parts:
-            found[f"{end.device} {reason} {', '.join(parts)}"] = share
+            found[f"{end.device} {reason} {', '.join(parts)}"] = share if held_s else unseen
     return found
 
 

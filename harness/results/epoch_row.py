@@ -67,7 +67,7 @@ class EpochRow:
     storage_j: float | None = None
     """The part of `total_j` of hosts that store and do not train. None on one machine."""
     energy_error_j: float | None
-    """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
+    """Bound of the error of `drawn_j`. None where it is not known, as for an estimate of processors."""
     energy_accuracy_j: float | None = None
     """Bound, beside it, of what the sensors themselves do not see or show wrongly. None where it is unknown of one."""
     energy_gain_j: float | None = None

@@ -75,9 +75,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     storing = [others[host.host] for host in cell.hosts if "compute" not in host.roles]
     known = [c for c in energy if c.name != "total" and c.joules is not None]
     joules = {c.name: c.joules for c in energy}
-    total = next((c for c in energy if c.name == "total"), None)
-    cpu = next((c for c in energy if c.name == "cpu"), None)
-    wall = next((c for c in energy if c.name == "wall"), None)
+    total, cpu, wall = (next((c for c in energy if c.name == name), None) for name in ("total", "cpu", "wall"))
+    drawn = _leave_emulated_out(energy, total)
     unlike = [*lead.disagreements, *(f"host {host}: {text}" for host in others for text in others[host].disagreements)]
     parts = divide_cpu_joules(lead, *count_cpu_s(data.events, start, end), net=net)
     if cell.hosts:
@@ -111,12 +110,12 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         cpu_j=joules.get("cpu"),
         dram_j=joules.get("dram"),
         gpu_j=joules.get("gpu"),
-        total_j=total.joules if total else None,
+        total_j=joules.get("total"),
         compute_j=_sum_j(training) if cell.hosts else None,
         storage_j=_sum_j(storing) if cell.hosts else None,
-        energy_error_j=total.error_j if total else None,
-        energy_accuracy_j=total.accuracy_j if total else None,
-        energy_gain_j=_find_gain_j(cell, [lead, *others.values()], total),
+        energy_error_j=drawn.error_j if drawn else None,
+        energy_accuracy_j=drawn.accuracy_j if drawn else None,
+        energy_gain_j=_find_gain_j(cell, [lead, *others.values()], drawn),
         net_j=total.net_j if total else None,
         j_per_gb=_divide(total, nbytes / 1e9),
         j_per_sample=_divide(total, samples),
@@ -124,7 +123,7 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         idle_j=cpu.idle_j if cpu else None,
         stalled_j=_measure_stalled_j(data, lead, start, batches),
         **by_part,
-        wall_j=wall.joules if wall else None,
+        wall_j=joules.get("wall"),
         wall_error_j=wall.error_j if wall else None,
         disagreements="; ".join(unlike),
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
@@ -184,11 +183,19 @@ def _add_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[EnergyCom
     return [one for one in summed if known or one.name != "total"]
 
 
-def _find_gain_j(cell: CellRecord, nodes: Sequence[NodeEnergy], total: EnergyComponent | None) -> float | None:
-    """Return the part of the total's accuracy that is a share of the joules of the only device; 0 of several."""
-    if total is None or total.accuracy_j is None:
+def _leave_emulated_out(energy: Sequence[EnergyComponent], total: EnergyComponent | None) -> EnergyComponent | None:
+    """Return the joules that `EpochRow.drawn_j` is of: the total, or its rest where a board is emulated."""
+    if total is None or not any(c.name == "gpu" and c.estimated for c in energy):
+        return total
+    rest = [c for c in energy if c.name in DOMAINS and c.name != "gpu"]
+    return add_up(rest) if rest else None
+
+
+def _find_gain_j(cell: CellRecord, nodes: Sequence[NodeEnergy], drawn: EnergyComponent | None) -> float | None:
+    """Return the part of the joules' accuracy that is a share of those of the only device; 0 of several."""
+    if drawn is None or drawn.accuracy_j is None:
         return None
-    alone, *others = (energy for node in nodes for energy in node.best)
+    alone, *others = (energy for node in nodes for energy in node.best if energy.source in drawn.sources)
     names = (alone.device, alone.domain, alone.source)
     series = (one for record in (cell.energy, *cell.hosts) for one in record.series)
     known = next((one.accuracy for one in series if (one.device, one.domain, one.source) == names), None)

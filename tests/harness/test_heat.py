@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +22,7 @@ from harness.results.edges import describe_held
 from harness.results.make_rows import make_epoch_rows
 from harness.results.metrics import make_epoch_metrics
 from harness.system.heat import CAPPED, SLOWED, DeviceState, Heat
-from harness.workloads.emulated import NoStep
+from harness.workloads.emulated import EmulatedStep, NoStep
 from tests.energymon.nvml import fake
 from tests.harness.records import change, with_events
 from tests.harness.test_checks import judged
@@ -113,9 +116,10 @@ def board(device="gpu-0", temp_c=60.0, **known):
     return DeviceState(device=device, uuid=uuid, temp_c=temp_c, limit_w=700.0, **known)
 
 
-def with_devices(data, start, end):
+def with_devices(data, start, end, boards=("GPU-0",)):
+    """Return the data of a cell with devices at its edges, of which it trains on `boards`."""
     each = ({"devices": [asdict(state) for state in edge]} for edge in (start, end))
-    return with_events(data, *each)
+    return with_events(change(data, cell={"accelerator": {"label": "a step", "boards": boards}}), *each)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +137,16 @@ def with_devices(data, start, end):
         ({"held_s": {"sw_power_cap": 0.0}}, {"held_s": {"sw_power_cap": 4.1}}, {}, "warn", "for 100.0 % of the epoch"),
         ({"held_s": {"sw_power_cap": 0.0}}, {"held_s": {"sw_power_cap": 3.0}}, {"capped_pct": 50.0}, "fail", "75.0 %"),
         ({}, {"reasons": ["sw_power_cap"]}, {"capped_pct": 0.0}, "fail", "gpu-0 sw_power_cap at its end"),
-        ({"reasons": ["hw_slowdown"]}, {}, {}, "fail", "gpu-0 hw_slowdown at its start"),
+        # A change of the performance state shows it for a moment.
+        ({"reasons": ["hw_slowdown"]}, {}, {}, "warn", "gpu-0 hw_slowdown at its start"),
+        ({"reasons": ["hw_slowdown"]}, {"reasons": ["hw_slowdown"]}, {}, "fail", "hw_slowdown at its start and end"),
         ({}, {"reasons": ["hw_thermal_slowdown"]}, {}, "fail", "gpu-0 hw_thermal_slowdown at its end"),
+        ({}, {"reasons": ["hw_power_brake_slowdown"]}, {"slowed_pct": 5.0}, "warn", "brake_slowdown at its end"),
+        *(
+            ({"reasons": [reason]}, {"reasons": [reason]}, {"slowed_pct": allowed}, verdict, "at its start and end")
+            for reason in ("hw_slowdown", "hw_power_brake_slowdown")
+            for allowed, verdict in ((5.0, "fail"), (100.0, "warn"))
+        ),
         (
             {"held_s": {"thermal": 1.0}},
             {"held_s": {"thermal": 1.2}},
@@ -171,11 +183,27 @@ def test_a_processor_that_heat_held_back_is_named(stored):
     assert actual_of(data).startswith("package-1 thermal for 5.0 % of the epoch, 2 times; ")
 
 
-def test_only_the_boards_that_the_cell_trains_on_are_judged(stored):
+def test_boards_on_which_the_cell_does_not_train_refuse_no_row(stored):
     devices = [board("gpu-0"), board("gpu-1", reasons=["hw_slowdown"])]
-    own = {"accelerator": {"label": "cuda: H200", "kind": "cuda", "boards": ["GPU-0"]}}
-    assert judged(with_devices(change(stored(), cell=own), devices, devices))[1]["slowdown"] == "pass"
-    assert judged(with_devices(stored(), devices, devices))[1]["slowdown"] == "fail"
+    found = {
+        boards: judged(with_devices(stored(), devices, devices, boards))[1]["slowdown"]
+        for boards in (("GPU-0",), ("GPU-0", "GPU-1"), ())
+    }
+    assert list(found.values()) == ["pass", "fail", "warn"]
+    told = actual_of(with_devices(stored(), devices, devices, ()))
+    assert told == "gpu-1 hw_slowdown at its start and end (not the cell's board); at most 60 °C"
+
+
+def test_a_processor_of_which_nothing_counts_what_held_it_back_is_not_judged(stored):
+    hot, counted = board("package-0", temp_c=99.0), board("package-0", temp_c=99.0, held_times={"thermal": 0})
+    for devices, boards, verdict, told in (
+        ([hot], (), "not applicable", "no device here counts it; at most 99 °C"),
+        ([hot, board()], (), "not applicable", "no device here counts it; at most 99 °C"),
+        ([hot, board()], ("GPU-0",), "pass", "nothing did; at most 99 °C"),
+        ([counted], (), "pass", "nothing did; at most 99 °C"),
+    ):
+        data = with_devices(stored(), devices, devices, boards)
+        assert (judged(data)[1]["slowdown"], actual_of(data)) == (verdict, told)
 
 
 def test_every_host_is_judged_and_named(stored, quiet):
@@ -196,7 +224,8 @@ def test_the_devices_of_another_host_are_those_that_its_own_rank_saw(stored, qui
     idle, slowed = ({"devices": [asdict(board(reasons=of))]} for of in ([], ["hw_slowdown"]))
     there = {**quiet(), "throttled": None, "throttled_s": None, "memory_wait_s": None, "disk_wait_s": None, **idle}
     ranks = [{"rank": rank, "host": host, "address": "::1"} for rank, host in enumerate(("lead", "far"))]
-    data = change(stored(), cell={"ranks": ranks, "host_states": {"far": {1: [there, there]}}})
+    own = {"accelerator": {"label": "cuda", "boards": ["GPU-0"]}}
+    data = change(stored(), cell={"ranks": ranks, "host_states": {"far": {1: [there, there]}}, **own})
     assert judged(data)[1]["slowdown"] == "pass"
     more = [{**one, "event": f"rank.{one['event']}", "rank": 1, **slowed} for one in data.events[1:3]]
     assert actual_of(with_events(data, more=more)) == "gpu-0 hw_slowdown at its start and end; at most 60 °C on far"
@@ -229,8 +258,17 @@ def test_the_devices_at_an_epochs_end_are_columns(stored):
 
 def test_reasons_are_held_apart():
     state = board(reasons=["sw_power_cap", "hw_slowdown"])
-    assert describe_held(state, state, CAPPED, 4.0) == {"gpu-0 sw_power_cap at its start and end": 0.0}
-    assert describe_held(state, state, SLOWED, 4.0) == {"gpu-0 hw_slowdown at its start and end": 0.0}
+    assert describe_held(state, state, CAPPED, 4.0) == {"gpu-0 sw_power_cap at its start and end": 1.0}
+    assert describe_held(state, state, SLOWED, 4.0) == {"gpu-0 hw_slowdown at its start and end": 1.0}
+    assert describe_held(state, board(), CAPPED | SLOWED, 4.0) == {
+        "gpu-0 hw_slowdown at its start": 0.0,
+        "gpu-0 sw_power_cap at its start": None,
+    }
+
+
+def train():
+    """Make a step on a processor that is like those of real models in what the wait asks of it."""
+    return SimpleNamespace(kind="cpu", warm_up=lambda: time.sleep(0.01))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +277,7 @@ def test_reasons_are_held_apart():
 )
 def test_a_run_waits_until_temperatures_are_steady_and_no_longer_than_it_may(degrees_a_look, spec, is_steady):
     looks, lines = iter(range(1000)), []
-    found = settle(NoStep, lambda: [board(temp_c=50 + degrees_a_look * next(looks))], spec, lines.append)
+    found = settle(train, lambda: [board(temp_c=50 + degrees_a_look * next(looks))], spec, lines.append)
     assert re.fullmatch(rf"temperatures {'' if is_steady else 'not '}steady after \d s: gpu-0 50 to \d\d °C", found)
     assert lines[0].startswith("until gpu-0 5") and lines[0].endswith(" °C are steady")
     assert len(lines) >= (2 if is_steady else 3), "it looks twice a second"
@@ -252,3 +290,22 @@ def test_nothing_is_waited_for_where_no_device_says_its_temperature_or_the_confi
     nothing = DeviceState(device="package-0", clock_mhz=2000.0)
     assert settle(make, lambda: [nothing], SettleSpec(max_s=60), print) == ""
     assert settle(make, lambda: [board()], SettleSpec(), print) == ""
+
+
+def test_nothing_is_waited_for_where_no_real_step_trains():
+    lines = []
+    for make in (NoStep, lambda: EmulatedStep.assumed(0.001, 1.0)):
+        assert settle(make, lambda: [board()], SettleSpec(max_s=60), lines.append) == ""
+    assert lines == []
+
+
+def test_temperatures_that_do_not_come_again_are_not_steady():
+    looks = cycle([[board("gpu-0")], [board("gpu-1")]])
+    found = settle(train, lambda: next(looks), SettleSpec(max_s=1.1, over_s=1), print)
+    assert found.startswith("temperatures not steady after 1 s")
+
+
+def test_a_wait_that_is_too_short_to_see_steady_temperatures_is_refused():
+    with pytest.raises(ValueError, match=r"max_s=5: too short .* expected over_s=10 or more, or 0 for no wait"):
+        SettleSpec(max_s=5)
+    assert SettleSpec(max_s=0).max_s == 0

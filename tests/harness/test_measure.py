@@ -76,8 +76,25 @@ def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate
     (row,) = make_epoch_rows(change(stored(), cell={"accelerator": EMULATED}))
     assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
     assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
-    assert row.energy_error_j is None
     assert row.accelerator == EMULATED["label"]
+
+
+def test_bounds_are_of_the_joules_that_are_measured_beside_an_emulated_board(stored, readings):
+    series = [accurate("package-0", "cpu", "rapl-powercap")]
+    rows = [
+        make_epoch_rows(change(data, cell={"accelerator": accelerator, "energy": {"series": series}}))[0]
+        for data in (stored(), at_the_wall(stored(), readings))
+        for accelerator in ({"label": "cpu"}, EMULATED)
+    ]
+    for row in rows:
+        bounds = (row.drawn_j, row.energy_error_j, row.energy_accuracy_j, row.energy_gain_j)
+        assert bounds == pytest.approx((400.0, rows[0].energy_error_j, 62.0, 20.0))
+    assert rows[1].total_j > rows[1].drawn_j
+    assert rows[1].find_joule_error(400.0, cancels=True) == pytest.approx((rows[0].energy_error_j + 42) / 400)
+    (unmeasured,) = make_epoch_rows(
+        change(stored(readings=[]), cell={"accelerator": EMULATED, "energy": {"series": []}})
+    )
+    assert unmeasured.total_j and unmeasured.drawn_j is unmeasured.energy_error_j is None
 
 
 def test_a_row_of_a_model_check_says_so(stored):

@@ -103,9 +103,10 @@ ELSEWHERE = {
     "clock_offset_HOST": "integration/test_hosts_run.py",
     "local_reads": "harness/test_lying_loaders.py",
     "meters": "harness/test_checks.py",
+    "slowdown": "harness/test_heat.py",
 }
 """Rules of which other tests break the one: of other hosts, of files that lie on the node that trains, and of sensors
-that this run has not."""
+and boards that this run has not: of a board on which no cell trains it is warned."""
 WARNS = {
     "cpu_parts",
     "energy_agent",
@@ -116,7 +117,7 @@ WARNS = {
     "paths",
     "pressure_io",
     "frequency",
-} | {"setup_work"}
+} | {"setup_work", "slowdown"}
 BUSY = {"others_cpu", "steal", "missed_ticks", "pressure_memory", "step_time"} | {
     *("link_held", "link_pause", "link_in_epoch")
 }
@@ -402,9 +403,14 @@ def run_folder(tmp_path_factory):
     return folder / "results" / "latest"
 
 
-def test_a_run_waits_until_the_boards_temperature_is_steady_and_says_so(run_folder):
-    settled = json.loads((run_folder / "provenance.json").read_text())["heat"]["settled"]["value"]
-    assert re.fullmatch(r"temperatures (not )?steady after \d s: gpu-0 45 to 45 °C.*", settled)
+def test_a_run_of_emulated_steps_waits_for_no_temperature_and_warns_of_the_boards_that_it_does_not_use(
+    run_folder, checks
+):
+    assert json.loads((run_folder / "provenance.json").read_text())["heat"]["settled"]["value"] is None
+    told = [one["actual"] for one in checks if one["rule"] == "slowdown" and one["verdict"] == "warn"]
+    assert told and all(
+        re.match(r"gpu-0 hw_thermal_slowdown at its (start|end) \(not the cell's board\); at most", one) for one in told
+    )
 
 
 def test_a_regime_that_is_nearer_than_the_link_can_be_is_refused(run_folder, monkeypatch, capfd):

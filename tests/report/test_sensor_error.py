@@ -78,6 +78,18 @@ def test_an_unknown_accuracy_widens_nothing_and_is_said(build):
     assert "accuracy" not in explain_marks(pair(build())), "estimates have no sensor"
 
 
+def test_joules_beside_an_emulated_board_are_compared_and_shown_with_their_own_bounds(build):
+    builder = build(energy_source="cpu=rapl-powercap;gpu=estimate", repeats=4, scatter=0.005)
+    for row in builder.rows.values():
+        drawn_j = row["cpu_j"] + row["dram_j"]
+        row |= {"energy_error_j": 0.02 * drawn_j, "energy_accuracy_j": 0.03 * drawn_j, "energy_gain_j": 0.0}
+    ours, theirs = pair(builder)
+    wide = widen(compute_ratio(ours, theirs, "drawn_j").interval, 0.05, 0.05)
+    assert compute_joule_ratio(ours, theirs).interval.low == pytest.approx(wide.low)
+    told = " ".join(one.text for one in list_caveats(read_results(builder.write()), [ours, theirs]))
+    assert "the accuracy of these sensors is ± 5.0 % with the resolution" in told
+
+
 def claim(**changed):
     known = {"id": "less", "figure": "emlio_fig5", "claim": "Less energy.", "source": "A paper", "metric": "total_j"}
     sides = {"of": {"loader": "pytorch"}, "over": {"loader": "streaming"}}
