@@ -11,16 +11,13 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from energymon.agent.process import wait_until_read
 from energymon.analysis.attribution import EnergyComponent
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import NO_AMOUNTS, WindowEnergy, amount_of, query, to_json, total
 from energymon.analysis.sessions import stored_spans
-from energymon.cli.export import write_rows
 from energymon.clock.monotonic import LAST_NS, NS, boot_ns, duration_ns, utc_text
 from energymon.errors import OptionError
 from energymon.reading import ESTIMATE, Event
-from energymon.sampling.edges import Asker
 from energymon.store import SqliteStore
 from joulefeed.table import Table, TableColumn, to_text
 
@@ -77,6 +74,8 @@ def run_query(options: argparse.Namespace) -> int:
         first = f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else ""
         print(render(windows, amounts) + first)
     else:
+        from energymon.cli.export import write_rows
+
         write_rows(_rows(windows, amounts), dict.fromkeys(COLUMNS, ""), options.out or "-", form)
     known = any(component.joules is not None for window in windows for component in window.components)
     return 0 if known else _STATUS_UNKNOWN
@@ -84,6 +83,9 @@ def run_query(options: argparse.Namespace) -> int:
 
 def _await_now(store: SqliteStore) -> None:
     """Have an agent that samples into the store read its sensors now, and wait some seconds until that is stored."""
+    from energymon.agent.process import wait_until_read
+    from energymon.sampling.edges import Asker
+
     # Without an agent that can be asked, its next tick does.
     with suppress(OSError), closing(Asker(store.path)) as asker:
         asker.edge_ns()

@@ -13,10 +13,8 @@ from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing, Part
 from energymon.sensors.boards import ALL
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
-from energymon.sensors.meters import open_meter
 from energymon.sensors.nvml import open_nvml
 from energymon.sensors.rapl_sensor import SETTLE_S, unread
-from energymon.sensors.wall import WallSensor
 
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
@@ -89,6 +87,9 @@ def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) ->
     sensors = [sensor for discovery in opened.values() for sensor in discovery.sensors]
     missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
     try:
+        if config.wall:  # its clients take as long to import as all else
+            from energymon.sensors.meters import open_meter
+            from energymon.sensors.wall import WallSensor
         for source in config.wall:
             sensors.append(WallSensor(open_meter(source, config.sysfs, config.wall_auth, config.wall_ca)))
     except EnergyError:
