@@ -121,6 +121,7 @@ def test_a_command_ignores_what_its_caller_ignored(bare):
 def test_ctrl_c_and_the_hangup_of_a_terminal_reach_the_command_once(bare, hangs_up):
     pid, terminal = os.forkpty()
     if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup ignore it
         os.chdir(REPO)
         os.execv(sys.executable, argv_of(bare, "--", "sh", "-c", COUNTS))
     said = b""

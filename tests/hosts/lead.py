@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from harness import cli
+from harness import __main__ as cli
 from harness.run.hosts import controller
 from harness.system.program import run_program
 from harness.testbed.hosts import preflight

@@ -148,7 +148,7 @@ def test_the_page_s_commands_name_the_results_dir_that_was_given(build):
     builder.config["results_dir"] = "/data/my runs"
     builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
     text, name = unescape(page_of(builder)), builder.folder.name
-    again = f"python -m harness resume={name} 'results_dir=/data/my runs'"
+    again = f"python -m harness resume={name} 'results_dir=\"/data/my runs\"'"
     assert f"<pre>{again} resume_invalid=true</pre>" in text
     assert f"<pre>python -m harness.report '/data/my runs/{name}'</pre>" in text
 
