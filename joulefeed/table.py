@@ -1,4 +1,4 @@
-"""A table as data, and the three ways to write it: on a terminal, in HTML and as plain text."""
+"""A table as data, and the ways to write it: on a terminal, in HTML, in Markdown and as plain text."""
 
 from __future__ import annotations
 
@@ -133,6 +133,13 @@ def to_html(table: Table) -> str:
         classes = ("dim" if place in table.dim else "", "section" if place in table.sections else "")
         lines.append(f"<tr{_class(*classes)}>{cells}</tr>")
     return "\n".join([*lines, "</table>"])
+
+
+def to_markdown(table: Table) -> str:
+    """Return a table as Markdown, without its explanation; a line in a cell is "¦"."""
+    rows = [[head.name for head in table.heads], *table.rows]
+    lines = [f"| {' | '.join(str(cell).replace('|', '¦') for cell in row)} |" for row in rows]
+    return "\n".join([lines[0], f"|{'---|' * len(table.heads)}", *lines[1:]])
 
 
 def to_text(table: Table, indent: str = "") -> str:

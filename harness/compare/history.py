@@ -33,7 +33,7 @@ def write_history(folders: Sequence[Path], out: Path) -> list[Path]:
     writer.writerow(["time", "commit", "folder", *columns])
     for side, point in zip(sides, points, strict=True):
         run = side.runs[0]
-        commit = side.facts()["subject"].get("code.commit") or side.facts()["subject"].get("code.code_sha256", "")
+        commit = side.facts["subject"].get("code.commit") or side.facts["subject"].get("code.code_sha256", "")
         writer.writerow([run.started_utc, commit, run.folder.name, *(point.get(key, "") for key in keys)])
     described = {
         "type": "csv",

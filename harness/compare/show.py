@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -15,7 +15,7 @@ from harness.compare.sides import Key, Metric, Side, list_subjects, list_unlike
 from harness.compare.verdicts import SAME_WITHIN, ComparedRow, Verdict, compare
 from harness.errors import ResultsError
 from harness.report.labels import factor, joules, least_difference, percent, regime_labels, seconds, spell
-from joulefeed.table import Style, Table, TableCell, TableColumn, print_table, to_html
+from joulefeed.table import Style, Table, TableCell, TableColumn, print_table, to_html, to_markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,12 +138,9 @@ class SidesCompared:
     def to_markdown(self) -> str:
         """Return the comparison for a comment of a pull request."""
         table = self.table()
-        lines = [f"### {self.title}", ""]
-        heads = [head.name or "row" for head in table.heads]
-        lines += [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-        lines += [f"| {' | '.join(str(cell).replace('|', '¦') for cell in row)} |" for row in table.rows]
-        lines += ["", table.explanation, "", *(f"- {line}" for line in self.remarks())]
-        return "\n".join(lines) + "\n"
+        named = replace(table, columns=["row", *table.columns[1:]])
+        lines = [f"### {self.title}", "", to_markdown(named), "", table.explanation, ""]
+        return "\n".join([*lines, *(f"- {line}" for line in self.remarks())]) + "\n"
 
     def to_json(self) -> str:
         """Return the ratios in bencher's metric format (bencher.dev, Bencher Metric Format)."""

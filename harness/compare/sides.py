@@ -136,6 +136,7 @@ class Side:
         pairs = [(a.started_utc, b.started_utc) for a, b in zip(self.runs, other.runs, strict=True)]
         return all(max(before) < min(after) for before, after in pairwise(pairs))
 
+    @cached_property
     def facts(self) -> dict[str, dict[str, str]]:
         """Return what the folders of the side were measured with, by kind, and the code and loaders as "subject".
 
@@ -153,13 +154,13 @@ class Side:
 
 def list_unlike(before: Side, after: Side) -> dict[str, list[str]]:
     """Return the differences of two sides that change a measurement, by kind of KINDS."""
-    own, other = before.facts(), after.facts()
+    own, other = before.facts, after.facts
     return {kind: lines for kind in KINDS if (lines := _differences(own[kind], other[kind]))}
 
 
 def list_subjects(before: Side, after: Side) -> list[str]:
     """Return the code and the loaders' settings in which the sides differ, and which are compared."""
-    return _differences(before.facts()["subject"], after.facts()["subject"])
+    return _differences(before.facts["subject"], after.facts["subject"])
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

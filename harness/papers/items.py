@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from harness.config import list_packaged
 from harness.errors import ConfigError
+from harness.report.claims.bound import MARKS
 from harness.report.claims.reader import make_definitions
 from harness.report.papers import Paper, PaperItem, read_paper
 from harness.results.files import RUN, read_json
 from harness.results.folder import Ledger, RunFolder
 
-MARKS: Final = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "≈", "NOT CHECKED": "–"}
 _NO_PAPER: Final = PaperItem(item="A/A", experiment="aa", minutes=3)
 """A loader compared with itself: run first, for it says whether the machine can compare anything."""
 
@@ -102,4 +102,4 @@ def _list_runs(place: Path, scale: str) -> Iterator[RunFolder]:
 def count_verdicts(claims: Sequence[Mapping[str, Any]]) -> str:
     """Return claims counted by verdict: 3✓ 1✗ 2–; empty without any."""
     counts = Counter(str(claim["verdict"]) for claim in claims)
-    return " ".join(f"{counts[verdict]}{mark}" for verdict, mark in MARKS.items() if counts[verdict])
+    return " ".join(f"{counts[verdict]}{mark}" for verdict, (mark, _) in MARKS.items() if counts[verdict])

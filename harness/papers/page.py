@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from harness.papers.items import MARKS, PaperRun, count_verdicts
+from harness.papers.items import PaperRun, count_verdicts
+from harness.report.claims.bound import MARKS
 from harness.report.figures.style import make_page
 from harness.report.papers import Paper, PaperItem
 from harness.results.files import write_whole
-from joulefeed.table import Style, Table, TableCell, TableColumn, to_html
-
-_STYLES: Final[Mapping[str, Style]] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "NOT CHECKED": "dim"}
+from joulefeed.table import Table, TableCell, TableColumn, to_html
 
 
 def write_pages(papers: Mapping[str, Paper], runs: Mapping[str, PaperRun], out: Path) -> list[Path]:
@@ -41,11 +40,11 @@ def _write_item(item: PaperItem, run: PaperRun | None, out: Path) -> list[str]:
         f'<figure><img style="max-width:100%" src="{folder}/figures/{path.name}" alt="{path.stem}"></figure>'
         for path in sorted((run.run.folder / "figures").glob(f"{figure}*.png"))
     ]
-    heads: list[TableColumn | str] = [TableColumn(name, left=True) for name in ("", "claim", "here", "paper", "why")]
+    heads = [TableColumn(name, left=True) for name in ("", "claim", "here", "paper", "why")]
     rows = [_write_claim(claim) for claim in claims]
     return [*parts, f'<div class="scroll">{to_html(Table(heads, rows))}</div>' if rows else ""]
 
 
 def _write_claim(claim: Mapping[str, Any]) -> list[TableCell | str]:
-    mark = TableCell(MARKS[claim["verdict"]], _STYLES[claim["verdict"]])
-    return [mark, claim["claim"], TableCell(claim["actual"], detail=claim["span"]), claim["expected"], claim["reason"]]
+    here = TableCell(claim["actual"], detail=claim["span"])
+    return [TableCell(*MARKS[claim["verdict"]]), claim["claim"], here, claim["expected"], claim["reason"]]

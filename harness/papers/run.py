@@ -36,7 +36,8 @@ def run_papers(papers: Mapping[str, Paper], out: Path, scale: str, only: Sequenc
     out.mkdir(parents=True, exist_ok=True)
     expected = {item.experiment: item.minutes for paper in papers.values() for item in paper.items if item.minutes}
     wanted = [name for name in every if not only or name in only]
-    left = [name for name in wanted if name not in find_runs([out], scale)]
+    whole = find_runs([out], scale)
+    left = [name for name in wanted if name not in whole]
     ended: list[Ended] = []
     for place, name in enumerate(left, 1 + len(wanted) - len(left)):
         rest = sum(expected.get(one, 0.0) for one in left[len(ended) :])

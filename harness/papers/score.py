@@ -13,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import ResultsError
-from harness.papers.items import MARKS, PaperRun, count_verdicts
+from harness.papers.items import PaperRun, count_verdicts
+from harness.report.claims.bound import MARKS
 from harness.report.papers import Paper
 from harness.results.files import write_json
 from harness.results.folder import RunFolder, move_home
 from harness.validate.__main__ import validate
+from joulefeed.table import Table, to_markdown
 
 MOST_KB: Final = 150
 """Of a figure that is kept."""
@@ -81,7 +83,7 @@ def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
         "are in [benchmarks/results/papers](../benchmarks/results/papers). `python -m harness.papers score` writes",
         "this page.",
         "",
-        *_count(every),
+        _count(every),
         "",
     ]
     for name, paper in papers.items():
@@ -90,12 +92,9 @@ def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _count(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _count(claims: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(str(claim["verdict"]) for claim in claims)
-    yield "| verdict | claims |"
-    yield "|---|---|"
-    for verdict, mark in MARKS.items():
-        yield f"| {mark} {verdict} | {counts[verdict]} |"
+    return to_markdown(Table(["verdict", "claims"], [[f"{MARKS[v][0]} {v}", str(counts[v])] for v in MARKS]))
 
 
 def _list_items(paper: Paper, runs: Mapping[str, PaperRun]) -> Iterator[str]:
@@ -118,10 +117,11 @@ def _list_items(paper: Paper, runs: Mapping[str, PaperRun]) -> Iterator[str]:
             yield f"![{item.item}](../benchmarks/results/papers/{run.run.folder.name}/{picture.name})"
             yield ""
         if claims:
-            yield "| | claim | here | paper | why |"
-            yield "|---|---|---|---|---|"
-        for claim in claims:
-            here = f"{claim['actual']}<br>{claim['span']}" if claim["span"] else claim["actual"]
-            cells = [MARKS[claim["verdict"]], claim["claim"], here, claim["expected"], claim["reason"]]
-            yield f"| {' | '.join(str(cell).replace('|', '¦') for cell in cells)} |"
+            rows = [_write_claim(claim) for claim in claims]
+            yield to_markdown(Table(("", "claim", "here", "paper", "why"), rows))
         yield ""
+
+
+def _write_claim(claim: Mapping[str, Any]) -> list[str]:
+    here = f"{claim['actual']}<br>{claim['span']}" if claim["span"] else claim["actual"]
+    return [MARKS[claim["verdict"]][0], claim["claim"], here, claim["expected"], claim["reason"]]

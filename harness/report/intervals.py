@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import permutations
 from statistics import fmean, stdev
 from typing import Any, Final, TypeAlias
 
@@ -146,18 +146,21 @@ def find_typical(groups: Iterable[Cells]) -> float | None:
         return None
     variances, own = (np.array(values) for values in zip(*found, strict=True))
     variances = variances.clip(min=_LEAST_DEVIATION**2)
-    grid = product(float(np.median(variances)) * np.geomspace(0.05, 20, 49), _FREEDOMS)
-    return float(
-        max(grid, key=lambda one: _likelihood(variances / one[0], own, one[1]) - len(own) * math.log(one[0]))[0]
-    )
+    common = float(np.median(variances)) * np.geomspace(0.05, 20, 49)
+    likelihoods = np.array([_likelihoods(variances, own, common, freedom) for freedom in _FREEDOMS])
+    return float(common[likelihoods.max(axis=0).argmax()])
 
 
-def _likelihood(ratios: _Floats, own: _Floats, freedom: float) -> float:
-    """Return the logarithm of the likelihood of ratios of variances, each with F of `own` and `freedom` degrees."""
-    scaled = np.log(own * ratios / (own * ratios + freedom))
-    rest = np.log(freedom / (own * ratios + freedom))
-    beta = [math.lgamma(one / 2) + math.lgamma(freedom / 2) - math.lgamma((one + freedom) / 2) for one in own]
-    return float((own / 2 * scaled + freedom / 2 * rest - np.log(ratios) - beta).sum())
+def _likelihoods(variances: _Floats, own: _Floats, common: _Floats, freedom: float) -> _Floats:
+    """Return the logarithm of the likelihood of each common variance, but for a constant.
+
+    A variance over the common one has F of `own` and `freedom` degrees.
+    """
+    scaled = np.outer(own * variances, 1 / common)
+    beta = sum(math.lgamma(one / 2) + math.lgamma(freedom / 2) - math.lgamma((one + freedom) / 2) for one in own)
+    each = own[:, None] / 2 * np.log(scaled / (scaled + freedom)) + freedom / 2 * np.log(freedom / (scaled + freedom))
+    likelihoods: _Floats = each.sum(axis=0) - beta
+    return likelihoods
 
 
 def estimate(groups: Iterable[Cells], *, log: bool = True, typical: float | None = None) -> Estimate:

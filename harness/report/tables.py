@@ -11,7 +11,8 @@ from rich.text import Text
 
 from harness.config.sweep import SweepJob, changed
 from harness.errors import ResultsError
-from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim, group_unchecked
+from harness.report.claims import NOT_CHECKED, Claim, group_unchecked
+from harness.report.claims.bound import MARKS
 from harness.report.costs import make_cost_table, make_joule_table
 from harness.report.distance import make_distance_table
 from harness.report.figures import make_figure_tables
@@ -51,7 +52,6 @@ _MAX_ROWS: Final = 24
 """Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
 _RATIO, _SPREAD, _LEAST, _INTERVAL, _USE, _BOUNDS = 1, 2, 3, 4, 5, 6
 """The order in which columns beside the medians stay where there is little room."""
-_MARKS: Final[dict[str, tuple[str, Style]]] = {PASS: ("✓", "good"), FAIL: ("✗", "bad"), INCONCLUSIVE: ("≈", "warn")}
 _CLAIM_LEGEND: Final = "✓ holds, ✗ does not, ≈ not decided; below a number: its 95 % interval over repeats"
 _LIST: Final = (TableColumn("", left=True), TableColumn("", left=True, wraps=True))
 """The columns of a list: a mark or topic, and a text."""
@@ -226,7 +226,7 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
     rows: list[Sequence[TableCell | str]] = []
     conflicts: set[str] = set()
     for claim in (claim for claim in claims if claim.verdict != NOT_CHECKED):
-        mark, style = _MARKS[claim.verdict]
+        mark, style = MARKS[claim.verdict]
         conflict = claim.conflict if claim.conflict not in conflicts else ""
         conflicts.add(claim.conflict)
         sentence = TableCell(claim.claim, detail=f"The paper contradicts itself: {conflict}" if conflict else "")

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from harness.report.intervals import Interval
 from harness.report.labels import factor, joules, megabytes, percent, seconds, significant
+from joulefeed.table import Style as CellStyle
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "NOT CHECKED"]
 PASS: Final = "PASS"  # noqa: S105
@@ -17,6 +18,13 @@ FAIL: Final = "FAIL"
 INCONCLUSIVE: Final = "INCONCLUSIVE"
 """The interval holds values that pass and values that fail, or there is none."""
 NOT_CHECKED: Final = "NOT CHECKED"
+MARKS: Final[Mapping[str, tuple[str, CellStyle]]] = {
+    PASS: ("✓", "good"),
+    FAIL: ("✗", "bad"),
+    INCONCLUSIVE: ("≈", "warn"),
+    NOT_CHECKED: ("–", "dim"),
+}
+"""How tables mark a verdict, and its style."""
 
 Style = Literal["factor", "less", "percent", "seconds", "milliseconds", "joules", "megabytes", "knee", "number"]
 STYLES: Final[Mapping[str, Style]] = {
