@@ -64,6 +64,8 @@ class ServerConfiguration:
             "cassandra.skip_wait_for_gossip_to_settle": 0,
             "cassandra.superuser_setup_delay_ms": 0,
             "cassandra.skip_paxos_state_rebuild": "true",
+            # Otherwise it closes standard error once it has started, before it binds the port of its clients.
+            "cassandra-foreground": "yes",
             "io.netty.tryReflectionSetAccessible": "true",
         }
         return [

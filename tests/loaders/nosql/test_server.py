@@ -22,6 +22,7 @@ import pytest
 
 from harness.testbed.caches import drop_caches
 from joulefeed.child import Child
+from joulefeed.server import find_free_port
 from loaders.errors import LoaderConfigError, ShardError, SplitError, StreamError
 from loaders.nosql import NoSQLLoader
 from loaders.nosql.form import open_form, prepare
@@ -29,6 +30,7 @@ from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import CLIENT_KEY, Login, load_client_keys, make_keys
 from loaders.nosql.schema import DatabaseTable, sample_uuid
 from loaders.nosql.server.installation import DatabaseServerError
+from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import open_session
 from loaders.nosql.splits import fetch_metadata
 from loaders.records.shards.convert import convert
@@ -337,6 +339,19 @@ def test_what_cannot_be_served_is_refused_in_one_line(prepared: Path, tmp_path: 
     assert f"CASSANDRA_HOME={tmp_path} has no lib/apache-cassandra-" in said
     assert "manifest.json" in refusal("prepare", "--shards", form, "--out", str(tmp_path / "new"))
     assert set(prepared.parent.glob(".form-served-*")) == before
+
+
+@pytest.mark.parametrize("module", ["joulefeed.server", "loaders.nosql.server.process"])
+def test_a_port_that_is_taken_while_it_starts_is_given_up_for_another_one(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1]])
+        monkeypatch.setattr(
+            f"{module}.find_free_port", lambda *args, **named: next(ports, None) or find_free_port(*args, **named)
+        )
+        with CassandraServer(tmp_path / "home", removes_home=True):
+            assert next(ports, None) is None
 
 
 def test_what_cannot_be_prepared_is_refused_and_a_folder_of_something_else_is_left_as_it_is(
