@@ -515,6 +515,13 @@ def test_a_link_is_as_far_in_the_epoch_as_its_regime_says(asked_ms, later_ms, of
     assert judged(replace(data, pings=seen))[1]["link_in_epoch"] == verdict
 
 
+def test_an_epoch_that_reads_nothing_leaves_the_link_idle_and_is_not_judged_by_it(remote):
+    late = [replace(ping, rtt_ms=ping.rtt_ms + 9.0) for ping in pings()]
+    assert judged(replace(remote(), pings=late))[1]["link_in_epoch"] == "fail"
+    data = change(remote(), cell={"reads": "once"})
+    assert judged(replace(data, pings=late))[1]["link_in_epoch"] == "not applicable"
+
+
 @pytest.mark.parametrize(("late", "verdict"), [(1, "pass"), (2, "fail")])
 def test_one_late_ping_of_a_short_epoch_shows_nothing(late, verdict, remote):
     seen = [replace(ping, rtt_ms=30.0 + (9.0 if n < late else 0.0)) for n, ping in enumerate(pings()[:2])]

@@ -1,0 +1,339 @@
+"""Predicts the epoch of a choice from short probes, and says what limits it; pure.
+
+An epoch takes the time to its first batch, and for each batch the longest of four: the step, the processors' work, the
+link's bytes, and the reader-seconds of its files over the files that are read at once. Each is measured in a probe.
+Other numbers of readers follow from it; what several loaders do to each other's caches and locks does not, so the
+contenders are probed themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from harness.advise.question import Choice, Objective
+
+Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
+
+SCATTER: Final = 0.03
+"""Relative deviation of one probe from the next, where too few were repeated to know."""
+PROBED: Final = 0.03
+"""Relative error of an epoch that is predicted from probes of the same choice, beside their scatter."""
+DERIVED: Final = 0.12
+"""The same from probes with another number of readers."""
+_Z90: Final = 1.645
+_AT_STEP: Final = 1.1
+"""A choice is bound by the step where a batch takes less than so many steps."""
+_BUSY: Final = 0.85
+"""Processors, and a link, are the limit from this share on."""
+MOST_READERS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where training runs."""
+
+    cores: int
+    rate_bytes: float | None
+    """Of the link, bytes/s; None for local files."""
+    rtt_s: float
+    batches: int
+    """Of an epoch of the whole dataset."""
+    step_s: float = 0.0
+    """A batch of the bound, which loads nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedEpoch:
+    """One settled epoch of a choice over some of the samples."""
+
+    batches: int
+    epoch_s: float
+    first_s: float
+    """Until the first batch."""
+    cpu_s: float
+    """Processor time of the loader and the step."""
+    rx_bytes: float
+    """Received over the link."""
+    rss_bytes: float
+    joules: float | None
+    is_estimate: bool
+
+
+class Bounds(NamedTuple):
+    """What a batch takes at least, s, by what it needs."""
+
+    step: float
+    processors: float
+    link: float
+    readers: float
+
+
+class Prediction(NamedTuple):
+    """A number with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice, what its probes showed, and what follows for an epoch of the whole dataset."""
+
+    choice: Choice
+    probes: tuple[ProbedEpoch, ...]
+    readers: int | None
+    """Files that it reads at once; None where that has no meaning."""
+    whole_batches: bool = False
+    """Whether each reader makes whole batches, so that batches come in rounds of as many as there are readers."""
+    is_derived: bool = False
+    """Whether the probes are of another number of readers."""
+    factor: float = 1.0
+    """Of the time of a batch over that of the probes."""
+
+    def batch_s(self, place: Place) -> float:
+        """Return the time of a batch, s."""
+        if not self.whole_batches:
+            return self.factor * median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
+        every = [one.epoch_s / one.batches for one in self.probes]
+        if self._is_busy(median(every), place):
+            return self.factor * median(every)
+        return self.factor * median(one.epoch_s / self._rounded(one.batches) for one in self.probes)
+
+    def _rounded(self, batches: int) -> int:
+        """Return the batches of whole rounds."""
+        readers = self.readers if self.whole_batches and self.readers else 1
+        return -(-batches // readers) * readers
+
+    def _is_busy(self, batch_s: float, place: Place) -> bool:
+        """Whether processors, the link or the step are used up, so that readers wait for none of their files."""
+        cpu_s, link_s = self._used_s(place)
+        return self.factor * batch_s <= _AT_STEP * place.step_s or max(cpu_s, link_s) >= _BUSY * batch_s
+
+    def _used_s(self, place: Place) -> tuple[float, float]:
+        """Return what a batch takes of all processors, and of the link, s."""
+        cpu_s = median(one.cpu_s / one.batches for one in self.probes) / place.cores
+        link_s = median(one.rx_bytes / one.batches for one in self.probes)
+        return cpu_s, link_s / place.rate_bytes if place.rate_bytes else 0.0
+
+    @property
+    def rss_bytes(self) -> float:
+        """Memory of the cell's processes, bytes."""
+        return max(one.rss_bytes for one in self.probes)
+
+    @property
+    def watts(self) -> float | None:
+        """Mean power while it loads and trains; None where it is unknown."""
+        powers = [None if one.joules is None else one.joules / one.epoch_s for one in self.probes]
+        return None if None in powers else fmean(power for power in powers if power is not None)
+
+    def bounds(self, place: Place) -> Bounds:
+        """Return what bounds a batch; the readers' is all of its time where nothing else is used up."""
+        batch_s = self.batch_s(place)
+        is_busy = self._is_busy(batch_s / self.factor, place)
+        return Bounds(place.step_s, *self._used_s(place), 0.0 if is_busy else batch_s)
+
+    def limit(self, place: Place) -> Limit:
+        """Return what limits it."""
+        found = self.bounds(place)
+        if found.readers:
+            return "readers"
+        if self.batch_s(place) <= _AT_STEP * place.step_s:
+            return "step"
+        return "link" if found.link > found.processors else "processors"
+
+    def epoch_s(self, place: Place, scatter: float = SCATTER) -> Prediction:
+        """Return the seconds of an epoch."""
+        in_rounds = self.whole_batches and self.limit(place) == "readers"
+        first_s = 0.0 if self.whole_batches else median(one.first_s for one in self.probes)
+        value = first_s + self.batch_s(place) * (self._rounded(place.batches) if in_rounds else place.batches)
+        error = DERIVED if self.is_derived else math.hypot(PROBED, scatter / math.sqrt(len(self.probes)))
+        return Prediction(value, value * math.exp(-_Z90 * error), value * math.exp(_Z90 * error))
+
+    def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
+        """Return the joules of an epoch; None where nothing shows power."""
+        watts = self.watts
+        return None if watts is None else Prediction(*(watts * seconds for seconds in self.epoch_s(place, scatter)))
+
+    def score(self, place: Place, objective: Objective, scatter: float = SCATTER) -> Prediction:
+        """Return the number to be made small; infinite where it is unknown."""
+        seconds, joules = self.epoch_s(place, scatter), self.joules(place, scatter)
+        if objective == "time":
+            return seconds
+        if joules is None:
+            return Prediction(math.inf, math.inf, math.inf)
+        if objective == "joules":
+            return joules
+        return Prediction(*(s * j for s, j in zip(seconds, joules, strict=True)))
+
+    def with_readers(self, choice: Choice, readers: int, place: Place) -> Candidate:
+        """Return what follows for another number of files that are read at once."""
+        assert self.readers is not None
+        bound, factor = self.bounds(place), self.factor
+        if bound.readers:
+            least = max(bound.step, bound.processors, bound.link)
+            factor *= max(least, bound.readers * self.readers / readers) / self.batch_s(place)
+        return replace(self, choice=choice, readers=readers, is_derived=True, factor=factor)
+
+    def elsewhere(self, here: Place, there: Place) -> Candidate:
+        """Return what follows for another distance, other processors or another step."""
+        own = self.bounds(here)
+        moved = Bounds(
+            there.step_s,
+            own.processors * here.cores / there.cores,
+            own.link,
+            own.readers * (there.rtt_s / here.rtt_s if here.rtt_s else 1.0),
+        )
+        return replace(self, is_derived=True, factor=self.factor * max(moved) / max(*own, 1e-12))
+
+
+def suggest_readers(candidate: Candidate, place: Place) -> list[int]:
+    """Return other numbers of files to read at once that may be better, the most promising first."""
+    now = candidate.readers
+    if now is None:
+        return []
+    bound = candidate.bounds(place)
+    match candidate.limit(place):
+        case "readers":
+            least = max(bound.step, bound.processors, bound.link, candidate.batch_s(place) / MOST_READERS)
+            enough = min(MOST_READERS, math.ceil(now * bound.readers / least))
+            wanted = [enough, round(math.sqrt(now * enough))]
+        case "processors" | "link":
+            # Workers that share processors get in each other's way.
+            wanted = [place.cores, place.cores + 1]
+        case _:
+            wanted = []
+    return [number for number in dict.fromkeys(wanted) if number != now]
+
+
+def find_scatter(candidates: Iterable[Candidate]) -> float:
+    """Return the relative deviation of one probe from the next, from those that were repeated."""
+    squares = [
+        (math.log(one.epoch_s) - fmean(math.log(each.epoch_s) for each in found.probes)) ** 2
+        * len(found.probes)
+        / (len(found.probes) - 1)
+        for found in candidates
+        if len(found.probes) > 1
+        for one in found.probes
+    ]
+    # Few repeats say little: the usual scatter counts as four of them.
+    return math.sqrt((sum(squares) + 4 * SCATTER**2) / (len(squares) + 4))
+
+
+def rank(
+    candidates: Iterable[Candidate], place: Place, objective: Objective, max_rss_bytes: float | None
+) -> list[Candidate]:
+    """Return the candidates that fit into memory, the best first."""
+    fitting = [one for one in candidates if max_rss_bytes is None or one.rss_bytes <= max_rss_bytes]
+    return sorted(fitting, key=lambda one: one.score(place, objective).value)
+
+
+def what_would_change(
+    ranked: Sequence[Candidate], place: Place, objective: Objective
+) -> Mapping[str, tuple[Candidate, Prediction]]:
+    """Return which choice would be the first one, with its epoch, if the place were another one."""
+    others = {
+        "twice the processors": replace(place, cores=2 * place.cores),
+        "a step of half the time": replace(place, step_s=place.step_s / 2),
+    }
+    if place.rtt_s:
+        others["twice the distance"] = replace(place, rtt_s=2 * place.rtt_s)
+    found = {}
+    for name, there in others.items():
+        best = min((one.elsewhere(place, there) for one in ranked), key=lambda one: one.score(there, objective).value)
+        found[name] = best, best.epoch_s(there)
+    return found
+
+
+Decision: TypeAlias = Literal["change", "leave it", "cannot say"]
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """The answers to a question so far."""
+
+    subject: str
+    """The model, and where its data is."""
+    in_use: Choice
+    """The choice to be compared with."""
+    place: Place
+    objective: Objective
+    command: str
+    paste: Callable[[Choice], Sequence[str]]
+    """Returns the lines by which a choice is taken."""
+    max_rss_bytes: float | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Loaders that cannot be used here, and why."""
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    """Those that were probed, by key."""
+    spoiled: dict[str, str] = field(default_factory=dict)
+    """Why a choice has no valid probe, by key."""
+    notes: list[str] = field(default_factory=list)
+    """What disturbed probes."""
+    seconds: float = 0.0
+    """What the probes took, set-up included."""
+
+    @property
+    def scatter(self) -> float:
+        """Relative deviation of one probe from the next."""
+        return find_scatter(self.candidates.values())
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """The probed choices, the best first."""
+        return rank(self.candidates.values(), self.place, self.objective, self.max_rss_bytes)
+
+    @property
+    def incumbent(self) -> Candidate | None:
+        """The choice in use; None without a valid probe of it."""
+        return self.candidates.get(self.in_use.key)
+
+    def take(
+        self, choice: Choice, readers: int | None, probes: Sequence[ProbedEpoch], *, whole_batches: bool = False
+    ) -> None:
+        """Add valid probes of a choice that reads so many files at once."""
+        before = self.candidates.get(choice.key)
+        every = (*(before.probes if before else ()), *probes)
+        self.candidates[choice.key] = Candidate(choice, every, readers, whole_batches)
+        self.spoiled.pop(choice.key, None)
+
+    def derive(self, reader_arguments: Callable[[Candidate, int], Mapping[str, object]]) -> list[Choice]:
+        """Return choices with other numbers of readers that may be better than all that were probed, best first.
+
+        `reader_arguments` returns the arguments by which a candidate reads so many files at once; empty for none.
+        """
+        if not self.ranked:
+            return []
+        best = self.ranked[0].score(self.place, self.objective).high
+        derived = [
+            one.with_readers(one.choice.but(**given), number, self.place)
+            for one in self.candidates.values()
+            for number in suggest_readers(one, self.place)
+            if (given := reader_arguments(one, number))
+        ]
+        promising = [one for one in derived if one.score(self.place, self.objective).low < best]
+        ordered = rank(promising, self.place, self.objective, None)
+        return [one.choice for one in ordered if one.choice.key not in self.candidates]
+
+    def finalists(self, count: int) -> list[Choice]:
+        """Return the best choices and the one in use."""
+        found = [*self.ranked[:count], *filter(None, [self.incumbent])]
+        return list(dict.fromkeys(one.choice for one in found))
+
+    def decide(self) -> Decision:
+        """Return whether the best choice is better than the one in use, beyond what probes and model may be off by."""
+        ranked, incumbent = self.ranked, self.incumbent
+        if incumbent is None or not self.place.step_s or not ranked:
+            return "cannot say"
+        best = ranked[0]
+        if best.choice == incumbent.choice:
+            return "leave it"
+        if incumbent not in ranked:  # it does not fit into the memory
+            return "change"
+        before, after = (one.score(self.place, self.objective).value for one in (incumbent, best))
+        errors = [math.hypot(PROBED, self.scatter / math.sqrt(len(one.probes))) for one in (best, incumbent)]
+        return "change" if math.log(before / after) > _Z90 * math.hypot(*errors) else "leave it"

@@ -1,0 +1,172 @@
+"""Probes choices as cells of short runs, round by round, until the time is up or nothing is left to learn."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
+from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question, argument, readers_key
+from harness.config.targets import instantiate
+from harness.config.validation import quote_value
+from harness.datasets import DatasetHandle
+from harness.report.labels import spell
+from harness.results.epoch_row import EpochRow, read_rows, select_settled
+from harness.results.folder import Ledger, RunFolder
+from harness.results.metrics import EpochMetrics
+from harness.run.again import describe_run, find_durations
+from harness.run.driver import measure
+from harness.run.progress import RunProgress
+
+_BATCHES: Final = 16
+"""Of a probe, at most."""
+_CONTENDERS: Final = 3
+"""The best choices, which are probed again beside the one in use."""
+_REPEATS: Final = 2
+"""Of whole epochs that verify a prediction."""
+_LEAST_S: Final = 10.0
+"""Time for which no other round is started."""
+_USUAL_CELL_S: Final = 6.0
+
+
+class Prober:
+    """Runs the rounds. Every round is a run of its own, below the folder of the advice."""
+
+    def __init__(self, question: Question, folder: Path, progress: RunProgress) -> None:
+        """Open the dataset, which is generated the first time."""
+        self.question = question
+        self._folder, self._progress = folder, progress
+        _, experiment = question.compose([Choice(BOUND)])
+        ((_, workload),) = experiment.workloads.items()
+        dataset = experiment.datasets[workload.key]
+        handle: DatasetHandle = instantiate(dataset.target, dataset.params).open(question.cache, progress.follow)
+        self._samples = len(handle.samples)
+        self._batch: int = instantiate(workload.target, workload.params).batch_size
+        few = min(self._samples, _BATCHES * self._batch)
+        size = "limit" if dataset.key == "tree" else "samples"
+        self._sized = [f"dataset.{size}={few}"] if few < self._samples else []
+        regime = experiment.regimes[question.regime]
+        place = Place(
+            cores=len(os.sched_getaffinity(0)),
+            rate_bytes=None if regime.is_local or regime.rate_gbit is None else regime.rate_gbit * 1e9 / 8,
+            rtt_s=0.0 if regime.is_local else regime.rtt_ms / 1e3,
+            batches=-(-self._samples // self._batch),
+        )
+        self.found = Findings(
+            subject=f"{spell(question.workload)}, {question.regime}",
+            in_use=question.incumbent,
+            place=place,
+            objective=question.objective,
+            command=question.command,
+            paste=question.paste,
+            max_rss_bytes=None if question.max_rss_gb is None else question.max_rss_gb * 1e9,
+            refused=question.refused,
+        )
+        self._cell_s: dict[str, float] = {}
+        self._round_s = _LEAST_S
+        """What a round takes beside its cells."""
+
+    def run(self) -> Findings:
+        """Probe; raises HarnessError where nothing can be measured."""
+        question, found = self.question, self.found
+        began = time.monotonic()
+        deadline = began + question.budget_s
+        self._measure([Choice(BOUND), question.incumbent, *question.others])
+        if found.place.step_s:
+            self._measure(self._fitting(found.derive(self._reader_arguments), (deadline - time.monotonic()) / 2))
+        while found.decide() != "cannot say":
+            finalists = found.finalists(_CONTENDERS)
+            turn = self._fitting(finalists, deadline - time.monotonic())
+            if len(turn) < len(finalists):
+                break
+            self._measure(turn)
+        found.seconds = time.monotonic() - began
+        return found
+
+    def verify(self, choices: Sequence[Choice]) -> Mapping[str, float]:
+        """Return the median seconds of whole epochs of some choices, measured in turns."""
+        run = self._run(choices, f"repeats={_REPEATS}", is_whole=True)
+        rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
+        return {one.key: median(s) for one in choices if (s := [r.duration_s for r in rows if r.loader == one.key])}
+
+    def _reader_arguments(self, one: Candidate, number: int) -> dict[str, object]:
+        """Return the arguments by which a candidate reads so many files at once; empty where it has none."""
+        cfg, experiment = self.question.compose([one.choice])
+        name = readers_key(experiment, one.choice)
+        if name != "read_threads":
+            return {name: number} if name else {}
+        # DALI decodes in threads of its own, for which more than there are processors are of no use.
+        return {name: number, "num_threads": min(argument(cfg, one.choice, "num_threads"), self.found.place.cores)}
+
+    def _fitting(self, choices: Iterable[Choice], left_s: float) -> list[Choice]:
+        """Return the first choices that fit into some time."""
+        left_s -= self._round_s
+        chosen: list[Choice] = []
+        for choice in choices:
+            usual = [s for key, s in self._cell_s.items() if key.startswith(choice.loader)]
+            took_s = self._cell_s.get(choice.key, max(usual, default=_USUAL_CELL_S))
+            if took_s <= left_s:
+                left_s -= took_s
+                chosen.append(choice)
+        return chosen
+
+    def _measure(self, choices: Sequence[Choice]) -> None:
+        """Probe choices once, and take what their valid rows say."""
+        if not choices:
+            return
+        began = time.monotonic()
+        run = self._run(choices)
+        rows = {(row.cell_id, row.epoch): row for row in read_rows(run.epochs_parquet, EpochRow)}
+        valid = {(row.cell_id, row.epoch) for row in select_settled(rows.values()) if row.is_valid}
+        metrics = {(m.cell_id, m.epoch): m for m in read_rows(run.metrics_parquet, EpochMetrics)}
+        cells_s = find_durations(Ledger(run.ledger).read_entries())
+        disturbed = describe_run(run, run.read_experiment().checks)
+        by_key = {choice.key: choice for choice in choices}
+        for cell in run.read_plan().cells:
+            self._cell_s[cell.loader] = cells_s.get(cell.cell_id, _USUAL_CELL_S)
+            seen = [_probe(rows[at], metrics[at], self._batch) for at in valid if at[0] == cell.cell_id]
+            if cell.loader == BOUND and seen:
+                step_s = median(one.epoch_s / one.batches for one in seen)
+                self.found.place = replace(self.found.place, step_s=step_s)
+            elif cell.loader != BOUND and seen:
+                choice = by_key[cell.loader]
+                whole = choice.loader in WHOLE_BATCHES
+                self.found.take(choice, self._readers(choice), seen, whole_batches=whole)
+            elif cell.loader not in self.found.candidates:
+                refused = [row.valid for row in rows.values() if row.cell_id == cell.cell_id and not row.is_valid]
+                self.found.spoiled[cell.loader] = "; ".join([*dict.fromkeys(refused)] or ["its cell failed"])
+        self.found.notes += [line for line in disturbed if line not in self.found.notes]
+        self._round_s = time.monotonic() - began - sum(cells_s.values())
+
+    def _readers(self, choice: Choice) -> int | None:
+        cfg, experiment = self.question.compose([choice])
+        name = readers_key(experiment, choice)
+        found = argument(cfg, choice, name) if name else None
+        if name == "read_threads" and found is None:
+            found = argument(cfg, choice, "num_threads")
+        return found if isinstance(found, int) else None
+
+    def _run(self, choices: Sequence[Choice], *more: str, is_whole: bool = False) -> RunFolder:
+        results = self._folder / "probes"
+        sized = [] if is_whole else self._sized
+        cfg, experiment = self.question.compose(choices, *sized, f"results_dir={quote_value(str(results))}", *more)
+        folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)
+        return RunFolder(folder)
+
+
+def _probe(row: EpochRow, metrics: EpochMetrics, batch: int) -> ProbedEpoch:
+    return ProbedEpoch(
+        batches=-(-row.samples // batch),
+        epoch_s=row.duration_s,
+        first_s=metrics.first_batch_s,
+        cpu_s=metrics.cell_cpu_s or 0.0,
+        rx_bytes=metrics.rx_bytes or 0.0,
+        rss_bytes=metrics.pss_peak_bytes or metrics.rss_peak_bytes or 0.0,
+        joules=row.total_j,
+        is_estimate=bool(row.estimated),
+    )

@@ -1,0 +1,210 @@
+"""Advice in the terminal, as JSON and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from harness.advise.model import Candidate, Decision, Findings, Limit, Prediction, what_would_change
+from harness.advise.question import BOUND
+from harness.report.figures.marks import make_sheet, write_note
+from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
+from harness.report.labels import UNKNOWN, joules, megabytes, percent, seconds, significant, spell
+from joulefeed.table import Table, TableCell, TableColumn, print_table
+
+_SHOWN: Final = 3
+_LIMITS: Final[Mapping[Limit, str]] = {
+    "step": "the step",
+    "processors": "processors",
+    "link": "the link's rate",
+    "readers": "files read at once",
+}
+
+
+def print_advice(found: Findings, outcome: Decision, console: Console) -> None:
+    """Print head-room, the best configurations, what to change, and what would change the answer."""
+    for line in _head(found):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if found.ranked:
+        console.print()
+        print_table(_table(found), console)
+    console.print()
+    style = {"change": "bold green", "leave it": "bold", "cannot say": "bold yellow"}[outcome]
+    first, *rest = _answer(found, outcome)
+    console.print(first, style=style, highlight=False, markup=False, soft_wrap=True)
+    for line in rest:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def to_json(found: Findings, outcome: Decision) -> dict[str, Any]:
+    """Return all that is shown, and the probes, as JSON types."""
+    place, scatter = found.place, found.scatter
+    return {
+        "outcome": outcome,
+        "objective": found.objective,
+        "command": found.command,
+        "bound_s": place.step_s * place.batches,
+        "place": {"cores": place.cores, "rtt_s": place.rtt_s, "batches": place.batches, "step_s": place.step_s},
+        "scatter": scatter,
+        "configurations": [
+            {
+                "loader": one.choice.loader,
+                "arguments": dict(one.choice.arguments),
+                "epoch_s": one.epoch_s(place, scatter)._asdict(),
+                "joules": None if (j := one.joules(place, scatter)) is None else j._asdict(),
+                "limit": one.limit(place),
+                "bounds_s": one.bounds(place)._asdict(),
+                "rss_bytes": one.rss_bytes,
+                "probes_s": [probe.epoch_s for probe in one.probes],
+            }
+            for one in found.ranked
+        ],
+        "spoiled": found.spoiled,
+        "refused": dict(found.refused),
+        "notes": found.notes,
+        "seconds": found.seconds,
+    }
+
+
+def _head(found: Findings) -> list[str]:
+    place = found.place
+    lines = [
+        f"{found.subject}, {place.cores} cores, {place.batches} batches an epoch; probed for {found.seconds:.0f} s"
+    ]
+    incumbent = found.incumbent
+    if incumbent is not None and place.step_s:
+        now, bound = incumbent.epoch_s(place, found.scatter), place.step_s * place.batches
+        room = max(0.0, 1 - bound / now.value)
+        lines.append(
+            f"head-room: {spell(incumbent.choice.key)} takes {seconds(now.value)} an epoch, and training without "
+            f"loading {seconds(bound)}: at best {percent(room)} less"
+        )
+    return lines
+
+
+def _table(found: Findings) -> Table:
+    incumbent = found.incumbent
+    shown = found.ranked[:_SHOWN]
+    if incumbent is not None and incumbent not in shown:
+        shown.append(incumbent)
+    rows: list[list[TableCell | str]] = []
+    for one in shown:
+        time_s, energy = one.epoch_s(found.place, found.scatter), one.joules(found.place, found.scatter)
+        name = spell(one.choice.loader)
+        rows.append(
+            [
+                TableCell(f"{name} (in use)" if one == incumbent else name, "strong"),
+                _arguments(one),
+                f"{significant(time_s.value)} s",
+                _interval(time_s),
+                UNKNOWN if energy is None else joules(energy.value) + " (estimate)" * _is_estimate(one),
+                _LIMITS[one.limit(found.place)],
+                megabytes(one.rss_bytes),
+            ]
+        )
+    heads = [
+        TableColumn("", left=True),
+        TableColumn("settings", left=True, wraps=True),
+        TableColumn("epoch"),
+        TableColumn("90 %"),
+        TableColumn("joules"),
+        TableColumn("limited by", left=True),
+        TableColumn("memory", optional=1),
+    ]
+    notes = [f"predicted for an epoch of {found.place.batches} batches from {_BATCH_NOTE}"]
+    return Table(heads, rows, notes)
+
+
+_BATCH_NOTE: Final = "short settled epochs, measured in the order of a plan"
+
+
+def _is_estimate(one: Candidate) -> bool:
+    return any(probe.is_estimate for probe in one.probes)
+
+
+def _arguments(one: Candidate) -> str:
+    return ", ".join(f"{name}={value}" for name, value in one.choice.arguments.items()) or "as its config has them"
+
+
+def _interval(found: Prediction) -> str:
+    return f"{significant(found.low)} to {significant(found.high)}"
+
+
+def _answer(found: Findings, outcome: Decision) -> list[str]:
+    if outcome == "cannot say":
+        why = [f"  {spell(key)}: {reason}" for key, reason in found.spoiled.items()] + [f"  {n}" for n in found.notes]
+        return ["cannot say: the probes that decide were spoiled", *why]
+    place, objective = found.place, found.objective
+    best, incumbent = found.ranked[0], found.incumbent
+    assert incumbent is not None
+    lines = [f"leave it: nothing that was probed is better than {spell(incumbent.choice.key)} beyond chance"]
+    if outcome == "change":
+        after = best.score(place, objective, found.scatter).value
+        gain = 1 - after / incumbent.score(place, objective, found.scatter).value
+        what = {"time": "time", "joules": "joules", "edp": "joules times seconds"}[objective]
+        lines = [
+            f"change to {spell(best.choice.loader)}: {percent(gain)} less {what}",
+            "",
+            *(f"  {line}" for line in found.paste(best.choice)),
+        ]
+    lines.append("")
+    for name, (first, time_s) in what_would_change(found.ranked, place, objective).items():
+        stays = "stays first" if first.choice == best.choice else "would be first"
+        lines.append(f"with {name}: {spell(first.choice.key)} {stays}, about {seconds(time_s.value)} an epoch")
+    lines += [f"not probed: {spell(name)}: {why}" for name, why in found.refused.items()]
+    lines += [f"no valid probe: {spell(key)}: {why}" for key, why in found.spoiled.items() if key != BOUND]
+    return lines
+
+
+def describe_verified(found: Findings, verified: Mapping[str, float]) -> list[str]:
+    """Return a line for each choice whose whole epochs were measured: how far its prediction was off."""
+    lines = []
+    for one in found.ranked:
+        if (actual := verified.get(one.choice.key)) is not None:
+            said = one.epoch_s(found.place, found.scatter)
+            inside = "inside" if said.low <= actual <= said.high else "outside"
+            lines.append(
+                f"measured {spell(one.choice.key)}: {seconds(actual)}, predicted {seconds(said.value)} "
+                f"({actual / said.value - 1:+.1%}, {inside} its 90 % interval)"
+            )
+    return lines
+
+
+def draw(found: Findings) -> Figure:
+    """Draw seconds and joules of every configuration, those that no other one beats in both, and the bound."""
+    figure = make_sheet((8.4, 4.6), {"w_pad": 0.1, "h_pad": 0.08})
+    axes = figure.subplots()
+    place = found.place
+    points = [(one, one.epoch_s(place, found.scatter), one.joules(place, found.scatter)) for one in found.ranked]
+    for number, (one, time_s, energy) in enumerate(points, 1):
+        y, low, high = (0.0, 0.0, 0.0) if energy is None else energy
+        axes.plot([time_s.low, time_s.high], [y, y], color=FAINT, linewidth=1)
+        axes.plot([time_s.value] * 2, [low, high], color=FAINT, linewidth=1)
+        marker, name = ("D", " (in use)") if one == found.incumbent else ("o", "")
+        label = f"{number}  {spell(one.choice.key)}{name}"
+        colour = choose_colour(one.choice.loader)
+        axes.plot(time_s.value, y, marker, color=colour, label=label, zorder=3)
+        write_note(axes, str(number), (time_s.value, y), (5, 4), coordinates="data", fontsize=8, color=INK)
+    front = [
+        (time_s.value, energy.value)
+        for _, time_s, energy in points
+        if energy is not None
+        and not any(t.value < time_s.value and e is not None and e.value < energy.value for _, t, e in points)
+    ]
+    if front:
+        axes.step(*zip(*sorted(front), strict=True), where="post", color=FAINT, zorder=1)
+    bound = place.step_s * place.batches
+    axes.axvline(bound, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
+    at: tuple[str, str] = ("data", "axes fraction")
+    write_note(axes, "training without loading", (bound, 1), (4, -10), coordinates=at, fontsize=8, color=MUTED)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds an epoch")
+    estimated = any(_is_estimate(one) for one in found.ranked)
+    axes.set_ylabel("joules an epoch" + (" (estimate)" if estimated else ""))
+    axes.set_title(f"{found.subject}: predicted from probes, 90 % intervals")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=None)
+    return figure

@@ -1,0 +1,115 @@
+"""What follows from probes: limits, other numbers of readers, the order of choices, and when to leave a loader."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.advise.model import MOST_READERS, Candidate, Findings, Place, ProbedEpoch, suggest_readers
+from harness.advise.question import Choice
+
+FAR = Place(cores=2, rate_bytes=125e6, rtt_s=0.03, batches=100, step_s=0.035)
+NEAR = replace(FAR, rate_bytes=None, rtt_s=0.0)
+
+
+def candidate(batch_s, *, choice=None, readers=4, cpu_s=0.01, repeats=1, joules=30.0, rss=1e9, rx=1e5):
+    probe = ProbedEpoch(20, 0.5 + 20 * batch_s, 0.5, 20 * cpu_s, 20 * rx, rss, joules, is_estimate=True)
+    return Candidate(choice or Choice("pytorch"), (probe,) * repeats, readers)
+
+
+def findings(*candidates, in_use="pytorch", place=FAR, objective="time", **more):
+    return Findings(
+        subject="a model",
+        in_use=Choice(in_use),
+        place=place,
+        objective=objective,
+        command="",
+        paste=lambda choice: [choice.key],
+        candidates={one.choice.key: one for one in candidates},
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "more", "limit"),
+    [
+        (0.036, {}, "step"),
+        (0.3, {}, "readers"),
+        (0.1, {"cpu_s": 0.19}, "processors"),
+        (0.1, {"rx": 12e6}, "link"),
+    ],
+)
+def test_what_is_used_up_is_the_limit(batch_s, more, limit):
+    assert candidate(batch_s, **more).limit(FAR) == limit
+
+
+def test_round_trips_are_divided_by_the_files_that_are_read_at_once_until_something_else_is_used_up():
+    far = candidate(0.35)
+    assert far.with_readers(Choice("pytorch"), 8, FAR).batch_s(FAR) == pytest.approx(0.175)
+    assert far.with_readers(Choice("pytorch"), 400, FAR).batch_s(FAR) == pytest.approx(FAR.step_s)
+    enough, between = suggest_readers(far, FAR)
+    assert enough == 40  # 4 readers take ten steps
+    assert 4 < between < enough
+    assert suggest_readers(candidate(3.5), FAR)[0] == MOST_READERS
+
+
+def test_where_processors_are_used_up_more_readers_are_not_tried_and_at_the_step_none_is():
+    assert suggest_readers(candidate(0.1, cpu_s=0.19, readers=8), NEAR) == [2, 3]
+    assert suggest_readers(candidate(0.035), NEAR) == []
+    assert suggest_readers(candidate(0.3, readers=None), FAR) == []
+
+
+def test_an_epoch_is_its_first_batch_and_all_others_with_an_interval_that_repeats_make_narrower():
+    once, often = candidate(0.1), candidate(0.1, repeats=9)
+    assert once.epoch_s(FAR).value == pytest.approx(0.5 + 100 * 0.1)
+    assert once.epoch_s(FAR).low < often.epoch_s(FAR).low < often.epoch_s(FAR).high < once.epoch_s(FAR).high
+    assert once.joules(FAR).value == pytest.approx(30 / 2.5 * 10.5)
+    assert candidate(0.1, joules=None).joules(FAR) is None
+
+
+def test_workers_that_make_whole_batches_bring_them_in_rounds():
+    # 16 workers make 20 batches in two rounds of 1 s.
+    probe = ProbedEpoch(20, 2.0, 1.0, 0.2, 0.0, 1e9, None, is_estimate=False)
+    found = Candidate(Choice("pytorch"), (probe,), 16, whole_batches=True)
+    assert found.batch_s(FAR) == pytest.approx(1 / 16)
+    assert found.epoch_s(FAR).value == pytest.approx(7.0)  # 100 batches
+    busy = Candidate(Choice("pytorch"), (replace(probe, cpu_s=3.9),), 16, whole_batches=True)
+    assert busy.epoch_s(FAR).value == pytest.approx(10.0)
+
+
+def test_the_best_choice_is_that_of_the_objective_and_of_the_memory():
+    quick = candidate(0.1, choice=Choice("dali"), joules=90.0, rss=4e9)
+    frugal = candidate(0.12, choice=Choice("spdl"), joules=20.0)
+    assert findings(quick, frugal).ranked == [quick, frugal]
+    assert findings(quick, frugal, objective="joules").ranked == [frugal, quick]
+    assert findings(quick, frugal, max_rss_bytes=2e9).ranked == [frugal]
+
+
+def test_a_gain_that_chance_explains_is_none_and_without_a_probe_of_the_loader_in_use_nothing_is_said():
+    now = candidate(0.2)
+    assert findings(now, candidate(0.195, choice=Choice("dali"))).decide() == "leave it"
+    assert findings(now, candidate(0.1, choice=Choice("dali"))).decide() == "change"
+    assert findings(now, candidate(0.3, choice=Choice("dali"))).decide() == "leave it"
+    assert findings(candidate(0.1, choice=Choice("dali"))).decide() == "cannot say"
+    assert findings(now, place=replace(FAR, step_s=0.0)).decide() == "cannot say"
+
+
+def test_a_loader_that_needs_more_memory_than_there_may_be_is_changed():
+    fits = candidate(0.3, choice=Choice("dali"))
+    assert findings(candidate(0.2, rss=4e9), fits, max_rss_bytes=2e9).decide() == "change"
+
+
+def test_only_what_may_be_better_than_the_best_is_derived():
+    slow, best = candidate(0.35), candidate(0.05, choice=Choice("streaming"), readers=None)
+    derived = findings(slow, best).derive(lambda _, number: {"num_workers": number})
+    assert [one.arguments["num_workers"] for one in derived] == [40]
+    assert findings(slow, best).derive(lambda _, number: {}) == []
+
+
+def test_in_another_place_the_limit_is_another_one():
+    far = candidate(0.3)
+    assert far.elsewhere(FAR, replace(FAR, rtt_s=0.06)).batch_s(FAR) == pytest.approx(0.6)
+    busy = candidate(0.1, cpu_s=0.19)
+    assert busy.elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.05, rel=0.1)
+    assert candidate(0.035).elsewhere(NEAR, replace(NEAR, step_s=0.0175)).batch_s(
+        replace(NEAR, step_s=0.0175)
+    ) == pytest.approx(0.0175)
