@@ -30,12 +30,15 @@ from typing import Final, Literal
 from bench import HERE, REPO, Line, make_parser, run
 
 from energymon import Agent, Meter, SqliteStore, Window, query
+from energymon.analysis.accuracy import SensorCalibration, key_of, save_calibrations
 from energymon.sensors.discover import SensorConfig
 
 PROGRAMS: Final = HERE / "truth"
 NS: Final = 1_000_000_000
 RANGE_UJ: Final = 262_143_328_850
 SEED: Final = 12
+HEAT_MS: Final = 14_000.0
+"""A board is hot for half of it."""
 ASKED_OFF: Final = 0.1
 """Of boards that show power alone: over 20 s at ten samples a second half of which are high, 5 % are one sigma."""
 
@@ -123,10 +126,12 @@ class Rig:
         *,
         wall: Callable[[int], int] | None = None,
         may_be_unknown: bool = False,
+        with_accuracy: bool = False,
     ) -> list[Measured]:
         """Query random windows within a span of CLOCK_BOOTTIME; their lengths are spread by the logarithm.
 
-        `wall` returns what the wall clock showed then, UTC ns; with it the windows are asked for by that clock.
+        `wall` returns what the wall clock showed then, UTC ns; with it the windows are asked for by that clock. With
+        `with_accuracy` the bound of what the sensor does not see counts, too.
         Raises RuntimeError when a window has no figure, unless `may_be_unknown`.
         """
         dice = random.Random(SEED)
@@ -149,7 +154,12 @@ class Rig:
                 truth_j = self.truth_j(begin_ns, begin_ns + length_ns)
                 known = total.joules is not None
                 joules = truth_j if total.joules is None else total.joules
-                found.append(Measured(length_ns / NS, joules, total.error_j, truth_j, known))
+                error_j = total.error_j
+                if with_accuracy:
+                    if total.error_j is None or total.accuracy_j is None:
+                        raise RuntimeError(f"a window has no accuracy: {window.best}")
+                    error_j = total.error_j + total.accuracy_j
+                found.append(Measured(length_ns / NS, joules, error_j, truth_j, known))
         return found
 
     def live(self, windows: int, length_s: float, programs: int) -> list[Measured]:
@@ -287,29 +297,42 @@ def boards(
     update_ms: float = 20.0,
     counts: bool = True,
     delay_ms: float = 0.0,
+    part_ms: float = 0.0,
+    heat_w: float = 0.0,
 ) -> Iterator[tuple[Rig, Callable[..., None]]]:
     """Sample a board; the function beside it changes it.
 
     It makes calls take some ms, with a late value or an early one, sets the time between updates, has the board be
     lost, and has its driver begin to count at an instant of CLOCK_BOOTTIME. The agent is given the fixture by its
-    environment, and knows the delay.
+    environment, and knows the delay. With `part_ms` the counter samples so much of each update, which a calibration
+    says; hot, the board draws `heat_w` more.
     """
     _, library = build(folder)
     control = folder / "boards"
+    begun_ns = now_ns() if part_ms else 0
 
     def say(
-        hang_ms: float = 0.0, late: bool = False, every_ms: float = update_ms, lost: bool = False, since_ns: int = 0
+        hang_ms: float = 0.0,
+        late: bool = False,
+        every_ms: float = update_ms,
+        lost: bool = False,
+        since_ns: int = begun_ns,
     ) -> None:
         fresh = control.with_suffix(".new")
         shown = [*watts, wave_ms, every_ms, int(counts), hang_ms, int(late), delay_ms, int(lost), since_ns]
+        shown += [part_ms, heat_w, HEAT_MS]
         fresh.write_text(" ".join(map(str, shown)) + "\n")
         fresh.replace(control)
 
     say()
-    os.environ["TRUTH_NVML"] = str(control)
+    os.environ |= {"TRUTH_NVML": str(control), "ENERGYMON_STATE": str(folder)}
+    if part_ms:
+        name = ("gpu-0", "gpu", "nvml-counter", "H100 of the fixture", "GPU-0", "580.00")
+        seen = SensorCalibration(*name, update_ms, 1.0, part_ms, part_ms / update_ms, 0.0, *watts, 0.0, 100, ratio=1.0)
+        save_calibrations({key_of("GPU-0", *name[:3]): seen})
     options = ["--nvml", str(library), "--delay-ms", f"nvml-counter={delay_ms}"]
     with Agent(interval_ms=interval_ms, sensors="nvml", options=options) as agent:
-        yield Rig(agent, [Load(*watts, round(wave_ms * 1e6))]), say
+        yield Rig(agent, [Load(*watts, round(wave_ms * 1e6)), Load(0.0, heat_w, round(HEAT_MS * 1e6))]), say
 
 
 def now_ns() -> int:
@@ -358,6 +381,12 @@ def board_case(**options: float) -> Callable[[Path, bool], list[Measured]]:
             return asked(rig, quick, (0.1, 2.5))
 
     return run
+
+
+def part_time_case(folder: Path, quick: bool) -> list[Measured]:
+    """Have the counter of a board sample 25 of each 100 ms, as an H100's was found to, which is calibrated."""
+    with boards(folder, interval_ms=100.0, update_ms=100.0, part_ms=25.0, wave_ms=101.0) as (rig, _):
+        return asked(rig, quick, (0.1, 2.5), with_accuracy=True)
 
 
 def power_case(wave_ms: float) -> Callable[[Path, bool], list[Measured]]:
@@ -586,6 +615,8 @@ CASES: Final = (
     Case("board-20ms", "a board's counter of 20 ms, ticks 100 ms", board_case(update_ms=20.0, interval_ms=100.0)),
     Case("board-140ms", "a board's counter of 140 ms, ticks 100 ms", board_case(update_ms=140.0, interval_ms=100.0)),
     Case("board-250ms", "a board's counter of 250 ms, ticks 100 ms", board_case(update_ms=250.0, interval_ms=100.0)),
+    Case("board-part-time", "a calibrated board whose counter sees 25 of each 100 ms, load of 101 ms", part_time_case),
+    Case("board-heated", "a board that draws 60 W more while it is hot", board_case(heat_w=60.0, interval_ms=100.0)),
     Case("board-slows", "a board's counter of 20 ms that becomes one of 90 ms", slowing_board_case),
     Case("rapl-slows", "RAPL of 1 ms that becomes one of 80 ms", stalling_case(80.0, 0.0)),
     Case("rapl-stalls", "RAPL of 1 ms that stands for 60 ms every 0.73 s", stalling_case(60.0, 730.0)),

@@ -182,9 +182,11 @@ class Candidate:
     def elsewhere(self, here: Place, there: Place) -> Candidate:
         """Return what follows for another distance, other processors or another step."""
         own = self.bounds(here)
+        # Beside the step, each reader keeps one processor busy at most.
+        lanes = there.cores if self.readers is None else min(there.cores, self.readers + 1)
         moved = Bounds(
             there.step_s,
-            own.processors * here.cores / there.cores,
+            own.processors * here.cores / lanes,
             own.link,
             own.readers * (there.rtt_s / here.rtt_s if here.rtt_s else 1.0),
         )

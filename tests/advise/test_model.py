@@ -110,6 +110,7 @@ def test_in_another_place_the_limit_is_another_one():
     assert far.elsewhere(FAR, replace(FAR, rtt_s=0.06)).batch_s(FAR) == pytest.approx(0.6)
     busy = candidate(0.1, cpu_s=0.19)
     assert busy.elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.05, rel=0.1)
+    assert replace(busy, readers=1).elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.1, rel=0.1)
     assert candidate(0.035).elsewhere(NEAR, replace(NEAR, step_s=0.0175)).batch_s(
         replace(NEAR, step_s=0.0175)
     ) == pytest.approx(0.0175)

@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
     """The run that all tests of this module look at."""
     root = tmp_path_factory.mktemp("run")
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
-    overrides += ["~loaders.fixed", "~loaders.pytorch_unordered", "epochs=1", "loaders.pytorch.num_workers=2"]
+    overrides += ["~loaders.fixed", "epochs=1", "loaders.pytorch.num_workers=2"]
     overrides += ["loaders.dali.num_threads=2", "checks.rtt_ms=9", "checks.rate_pct=99", "energy.idle_s=0"]
     argv = command(*overrides, *SMALL, *BUSY, *places(root))
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
