@@ -304,8 +304,18 @@ def boards(
 
     It makes calls take some ms, with a late value or an early one, sets the time between updates, has the board be
     lost, and has its driver begin to count at an instant of CLOCK_BOOTTIME. The agent is given the fixture by its
-    environment, and knows the delay. With `part_ms` the counter samples so much of each update, which a calibration
-    says; hot, the board draws `heat_w` more.
+    environment, and knows the delay.
+
+    Args:
+        folder: where the library, its settings and calibrations lie.
+        interval_ms: milliseconds between two ticks of the agent.
+        watts: lowest and highest power; default 100 and 500.
+        wave_ms: milliseconds for which each of the two lasts; default 330.
+        update_ms: milliseconds between two updates; default 20.
+        counts: whether it counts energy, and does not show power alone; default yes.
+        delay_ms: by how much a value is older than its update, ms; default 0.
+        part_ms: what the counter samples of each update, which a calibration says, ms; default all.
+        heat_w: what the board draws more while it is hot, W; default 0.
     """
     _, library = build(folder)
     control = folder / "boards"

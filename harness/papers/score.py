@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +25,17 @@ from joulefeed.table import Table, to_markdown
 MOST_KB: Final = 150
 """Of a figure that is kept."""
 _COLOURS: Final = 64
-_KEPT: Final = ("epochs.parquet", "claims.json", "config.yaml", "readers.json")
+_KEPT: Final = ("claims.json", "config.yaml", "readers.json")
+
+
+_HOST_NAME: Final = re.compile(r'("hostname": \{\s*"value": )"[^"]*"')
 
 
 def keep(runs: Mapping[str, PaperRun], out: Path) -> None:
     """Copy rows, checks, claims, provenance and figures of runs into `out`, a folder an experiment.
 
-    Raises ResultsError for a run that states something else than what its raw files contain.
+    The user's home is `~` in them, and the host has no name. Raises ResultsError for a run that states something else
+    than what its raw files contain.
     """
     for name, one in runs.items():
         differences = validate(one.run).differences
@@ -42,9 +47,11 @@ def keep(runs: Mapping[str, PaperRun], out: Path) -> None:
         fresh = out / f".{name}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
+        shutil.copyfile(one.run.epochs_parquet, fresh / one.run.epochs_parquet.name)
         for file in (*_KEPT, *(path.name for path in one.run.folder.glob("provenance*.json"))):
             if (one.run.folder / file).exists():
-                shutil.copyfile(one.run.folder / file, fresh / file)
+                text = (one.run.folder / file).read_text().replace(str(Path.home()), "~")
+                (fresh / file).write_text(_HOST_NAME.sub(r"\1null", text))
         checks = json.loads(one.run.checks.read_text())
         pq.write_table(pa.Table.from_pylist(checks), fresh / "checks.parquet", compression="zstd")
         write_json(fresh / "run.json", dict(one.described))
@@ -66,15 +73,22 @@ def _shrink(figure: Path, target: Path) -> None:
         picture = picture.resize((round(0.85 * picture.width), round(0.85 * picture.height)), Image.Resampling.LANCZOS)
 
 
+def _find_kept(kept: Path) -> dict[str, PaperRun]:
+    """Return the kept runs by experiment."""
+    folders = (file.parent for file in sorted(kept.glob("*/run.json")))
+    return {folder.name: PaperRun(RunFolder(folder)) for folder in folders if not folder.name.startswith(".")}
+
+
+def count_kept(papers: Mapping[str, Paper], kept: Path) -> Counter[str]:
+    """Return how many claims of the kept runs have each verdict."""
+    used = {item.experiment for paper in papers.values() for item in paper.items}
+    runs = _find_kept(kept).items()
+    return Counter(str(claim["verdict"]) for name, run in runs if name in used for claim in run.claims)
+
+
 def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     """Return the page: counts, then every claim of every item with its verdict, reason, date and commit."""
-    runs = {
-        folder.parent.name: PaperRun(RunFolder(folder.parent))
-        for folder in sorted(kept.glob("*/run.json"))
-        if not folder.parent.name.startswith(".")
-    }
-    used = {item.experiment for paper in papers.values() for item in paper.items}
-    every = [claim for name, run in runs.items() if name in used for claim in run.claims]
+    runs = _find_kept(kept)
     machines = "; ".join(dict.fromkeys(str(run.described["machine"]) for run in runs.values()))
     lines = [
         "# What of the papers reproduces here",
@@ -83,7 +97,7 @@ def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
         "are in [benchmarks/results/papers](../benchmarks/results/papers). `python -m harness.papers score` writes",
         "this page.",
         "",
-        _count(every),
+        _count(count_kept(papers, kept)),
         "",
     ]
     for name, paper in papers.items():
@@ -92,8 +106,7 @@ def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _count(claims: Sequence[Mapping[str, Any]]) -> str:
-    counts = Counter(str(claim["verdict"]) for claim in claims)
+def _count(counts: Mapping[str, int]) -> str:
     return to_markdown(Table(["verdict", "claims"], [[f"{MARKS[v][0]} {v}", str(counts[v])] for v in MARKS]))
 
 

@@ -111,7 +111,7 @@ def validate(run: RunFolder) -> Validated:
     with tempfile.TemporaryDirectory(prefix="joulefeed-validate-") as name:
         again = RunFolder(Path(name))
         for path in run.list_raw():
-            (again.folder / path.name).symlink_to(path)
+            (again.folder / path.name).symlink_to(path.absolute())
         try:
             found = collect(again)
             problem = _judge_claims(again)

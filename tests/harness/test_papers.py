@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,7 +11,7 @@ from harness.config import list_packaged
 from harness.papers import run as runner
 from harness.papers.__main__ import main
 from harness.papers.items import find_partial, find_runs, list_experiments, list_papers
-from harness.papers.score import MOST_KB, make_scorecard
+from harness.papers.score import MOST_KB, count_kept, make_scorecard
 from harness.report import read_report
 from harness.report.claims.reader import make_definitions
 from harness.report.render import write_claims
@@ -19,6 +20,7 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from tests.harness.test_validate import run as validated
 
+REPO = Path(__file__).parents[2]
 OF_NO_PAPER = {"aa", "smoke", "gpu_smoke", "wan30ms", "minato_fig8"}  # a run of minato_fig7 draws figure 8, too
 
 
@@ -84,9 +86,18 @@ def test_the_scorecard_is_of_kept_runs_that_validate(paper_run, tmp_path, capsys
     assert "| – NOT CHECKED | 21 |" in page.read_text()
     assert "PyTorch's epoch takes 24.1× as long" in page.read_text()
     assert (kept / "emlio_fig5" / "emlio_fig5.png").stat().st_size <= 1000 * MOST_KB
+    assert not [file for file in kept.rglob("*.json") if str(Path.home()) in file.read_text()]
     assert set(find_runs([out], "small")) == {"emlio_fig5"}
     claims = json.loads(paper_run.claims.read_text())
     claims[0]["verdict"] = "PASS"
     write_json(paper_run.claims, claims)
     assert main(arguments) == 2
     assert "states something else" in capsys.readouterr().err
+
+
+def test_the_scorecard_of_the_docs_and_the_counts_of_the_readme_are_of_the_kept_runs():
+    kept, papers = REPO / "benchmarks/results/papers", list_papers()
+    assert (REPO / "docs/scorecard.md").read_text() == make_scorecard(papers, kept), "python -m harness.papers score"
+    counts = count_kept(papers, kept)
+    words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "INCONCLUSIVE", "NOT CHECKED"))
+    assert f"{words} ([docs/scorecard.md](docs/scorecard.md))" in " ".join((REPO / "README.md").read_text().split())

@@ -129,8 +129,8 @@ def test_memory_ahead_is_bounded_in_bytes(make, make_samples, timed):
         for batch in loader.epoch(0):
             check(batch)
             held.append(loader._engine._arena.ahead)
-        # 64 KiB a sample, 256 KiB a batch: with two samples, or a batch that is collated, under way for each of 4 workers
-        # when the bound is met. Without a bound there are 32 batches.
+        # 64 KiB a sample, 256 KiB a batch: with two samples, or a batch that is collated, under way for each of 4
+        # workers when the bound is met. Without a bound there are 32 batches.
         assert max(held) <= (1 << 20) + 2 * 4 * (64 << 10) + 4 * (288 << 10)
 
 
