@@ -21,7 +21,7 @@ from rich.console import Console
 
 from harness.advise.model import Findings
 from harness.advise.probe import Prober
-from harness.advise.question import Choice, read_question, readers_key
+from harness.advise.question import Choice, read_question
 from harness.run.progress import RunProgress
 
 WORKLOADS = {"resnet50": [], "unet3d": [], "mask_rcnn": [], "speech_3s": []}
@@ -57,7 +57,7 @@ def grid(found: Findings, prober: Prober, readers: Sequence[int]) -> Iterator[Ch
     chosen = {one.choice: None for one in found.ranked}
     for choice in prober.question.others:
         plain = Choice(choice.loader)
-        key = readers_key(prober.question.compose([plain])[1], plain)
+        key = prober.question.spec(plain).readers
         settings = [{key: number} for number in readers] if key else [{}, {"num_threads": 1}, {"num_threads": 3}]
         chosen |= dict.fromkeys(plain.but(**setting) for setting in settings)
     yield from chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ def _advise_script(words: Sequence[str], after: Sequence[str], given: Sequence[s
     results_dir = folder_of("results_dir", left.pop("results_dir", "results"))
     if left or options.loaders or options.order != "any":
         raise ConfigError("--script: expected beside it objective, budget_s, max_rss_gb and results_dir alone")
-    prober = ScriptProber(Path(rest[0]), after, options, " ".join(["python", "-m", "harness.advise", *given]))
+    prober = ScriptProber(Path(rest[0]), after, options, shlex.join(["python", "-m", "harness.advise", *given]))
     check_writable("results_dir", results_dir)
     with disk_errors({"results_dir": results_dir}):
         found = prober.run()

@@ -151,8 +151,12 @@ class Candidate:
         in_rounds = self.whole_batches and self.limit(place) == "readers"
         first_s = 0.0 if self.whole_batches else median(one.first_s for one in self.probes)
         value = first_s + self.batch_s(place) * (self._rounded(place.batches) if in_rounds else place.batches)
-        error = DERIVED if self.is_derived else math.hypot(PROBED, scatter / math.sqrt(len(self.probes)))
-        return Prediction(value, value * math.exp(-_Z90 * error), value * math.exp(_Z90 * error))
+        factor = math.exp(_Z90 * self.error(scatter))
+        return Prediction(value, value / factor, value * factor)
+
+    def error(self, scatter: float) -> float:
+        """Return the relative error of a prediction."""
+        return DERIVED if self.is_derived else math.hypot(PROBED, scatter / math.sqrt(len(self.probes)))
 
     def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
         """Return the joules of an epoch; None where nothing shows power."""
@@ -337,5 +341,5 @@ class Findings:
         if incumbent not in ranked:  # it does not fit into the memory
             return "change"
         before, after = (one.score(self.place, self.objective).value for one in (incumbent, best))
-        errors = [math.hypot(PROBED, self.scatter / math.sqrt(len(one.probes))) for one in (best, incumbent)]
-        return "change" if math.log(before / after) > _Z90 * math.hypot(*errors) else "leave it"
+        error = math.hypot(best.error(self.scatter), incumbent.error(self.scatter))
+        return "change" if math.log(before / after) > _Z90 * error else "leave it"

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
-from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question, argument, readers_key
+from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question
 from harness.config.targets import instantiate
 from harness.config.validation import quote_value
 from harness.datasets import DatasetHandle
@@ -45,26 +45,26 @@ class Prober:
         ((_, workload),) = experiment.workloads.items()
         dataset = experiment.datasets[workload.key]
         handle: DatasetHandle = instantiate(dataset.target, dataset.params).open(question.cache, progress.follow)
-        self._samples = len(handle.samples)
+        samples = len(handle.samples)
         self._batch: int = instantiate(workload.target, workload.params).batch_size
-        few = min(self._samples, _BATCHES * self._batch)
+        few = min(samples, _BATCHES * self._batch)
         size = "limit" if dataset.key == "tree" else "samples"
-        self._sized = [f"dataset.{size}={few}"] if few < self._samples else []
+        self._sized = [f"dataset.{size}={few}"] if few < samples else []
         regime = experiment.regimes[question.regime]
         place = Place(
             cores=len(os.sched_getaffinity(0)),
             rate_bytes=None if regime.is_local or regime.rate_gbit is None else regime.rate_gbit * 1e9 / 8,
             rtt_s=0.0 if regime.is_local else regime.rtt_ms / 1e3,
-            batches=-(-self._samples // self._batch),
+            batches=-(-samples // self._batch),
         )
         self.found = Findings(
             subject=f"{spell(question.workload)}, {question.regime}",
             in_use=question.incumbent,
             place=place,
-            objective=question.objective,
+            objective=question.options.objective,
             command=question.command,
             paste=question.paste,
-            max_rss_bytes=None if question.max_rss_gb is None else question.max_rss_gb * 1e9,
+            max_rss_bytes=question.options.max_rss_bytes,
             refused=question.refused,
         )
         self._cell_s: dict[str, float] = {}
@@ -75,7 +75,7 @@ class Prober:
         """Probe; raises HarnessError where nothing can be measured."""
         question, found = self.question, self.found
         began = time.monotonic()
-        deadline = began + question.budget_s
+        deadline = began + question.options.budget_s
         self._measure([Choice(BOUND), question.incumbent, *question.others])
         if found.place.step_s:
             self._measure(self._fitting(found.derive(self._reader_arguments), (deadline - time.monotonic()) / 2))
@@ -96,12 +96,11 @@ class Prober:
 
     def _reader_arguments(self, one: Candidate, number: int) -> dict[str, object]:
         """Return the arguments by which a candidate reads so many files at once; empty where it has none."""
-        cfg, experiment = self.question.compose([one.choice])
-        name = readers_key(experiment, one.choice)
-        if name != "read_threads":
-            return {name: number} if name else {}
+        spec = self.question.spec(one.choice)
+        if spec.readers != "read_threads":
+            return {spec.readers: number} if spec.readers else {}
         # DALI decodes in threads of its own, for which more than there are processors are of no use.
-        return {name: number, "num_threads": min(argument(cfg, one.choice, "num_threads"), self.found.place.cores)}
+        return {spec.readers: number, "num_threads": min(spec.params["num_threads"], self.found.place.cores)}
 
     def _fitting(self, choices: Iterable[Choice], left_s: float) -> list[Choice]:
         """Return the first choices that fit into some time."""
@@ -144,11 +143,10 @@ class Prober:
         self._round_s = time.monotonic() - began - sum(cells_s.values())
 
     def _readers(self, choice: Choice) -> int | None:
-        cfg, experiment = self.question.compose([choice])
-        name = readers_key(experiment, choice)
-        found = argument(cfg, choice, name) if name else None
-        if name == "read_threads" and found is None:
-            found = argument(cfg, choice, "num_threads")
+        spec = self.question.spec(choice)
+        found = spec.params.get(spec.readers)
+        if spec.readers == "read_threads" and found is None:
+            found = spec.params["num_threads"]
         return found if isinstance(found, int) else None
 
     def _run(self, choices: Sequence[Choice], *more: str, is_whole: bool = False) -> RunFolder:

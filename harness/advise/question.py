@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import Field
 
 from harness.config import list_packaged
 from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
-from harness.config.specs import Experiment
+from harness.config.specs import Experiment, LoaderSpec
 from harness.config.validation import Number, NumberAboveZero, Section, parse, quote_value, unknown_key
 from harness.diagnose.request import list_workload_datasets
 from harness.errors import ConfigError
@@ -52,6 +52,11 @@ class AdviseOptions(Section):
     loaders: Annotated[list[str], Field(min_length=1)] | None = Field(
         default=None, description="a list of loaders, such as [pytorch,dali]"
     )
+
+    @property
+    def max_rss_bytes(self) -> float | None:
+        """The limit of memory, bytes; None without one."""
+        return None if self.max_rss_gb is None else self.max_rss_gb * 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +95,7 @@ class Question:
     """The loaders that are compared with it, as their configs have them."""
     refused: Mapping[str, str]
     """Loaders that cannot train this workload, and why."""
-    objective: Objective
-    budget_s: float
-    max_rss_gb: float | None
+    options: AdviseOptions
     overrides: tuple[str, ...]
     """Of the experiment, without loaders."""
     results_dir: Path
@@ -114,21 +117,29 @@ class Question:
         cfg = compose_config("config", [*self.experiment_words(choices), *more])
         return cfg, experiment_from(cfg)
 
+    def spec(self, choice: Choice) -> LoaderSpec:
+        """Return the section of a choice in such an experiment."""
+        return self.compose([choice])[1].loaders[choice.key]
+
     def paste(self, choice: Choice) -> list[str]:
         """Return the override line of a choice, and the lines to paste into a script."""
-        spec = self.compose([choice])[1].loaders[choice.key]
+        spec = self.spec(choice)
         plain = replace(choice, key=choice.loader)
         command = shlex.join(["python", "-m", "harness", "+experiment=NAME", *plain.overrides()])
         if choice.loader == "pytorch":
             given = {name: spec.params[name] for name in ("num_workers", "prefetch_factor")}
-            return [command, f"torch.utils.data.DataLoader(dataset, ..., persistent_workers=True{_given(given)})"]
+            return [
+                command,
+                f"torch.utils.data.DataLoader(dataset, ..., persistent_workers=True{write_arguments(given)})",
+            ]
         module, _, name = spec.target.rpartition(".")
         data = "endpoint=..." if spec.reads == "stream" else "samples=..., transform=..."
-        made = f"{name}({data}, batch_size=..., seed=0{_given(choice.arguments)})"
+        made = f"{name}({data}, batch_size=..., seed=0{write_arguments(choice.arguments)})"
         return [command, f"from {module} import {name}", made]
 
 
-def _given(arguments: Mapping[str, object]) -> str:
+def write_arguments(arguments: Mapping[str, object]) -> str:
+    """Return arguments as they follow others in a call."""
     return "".join(f", {name}={value!r}" for name, value in arguments.items())
 
 
@@ -161,9 +172,7 @@ def read_question(argv: Sequence[str]) -> Question:
         incumbent=Choice(chosen["loader"], {key: yaml.safe_load(value) for key, value in of_loader.items()}),
         others=(),
         refused={},
-        objective=asked.objective,
-        budget_s=asked.budget_s,
-        max_rss_gb=asked.max_rss_gb,
+        options=asked,
         overrides=tuple(words),
         results_dir=folder_of("results_dir", cfg.results_dir),
         cache=folder_of("cache_dir", cfg.cache_dir),
@@ -190,18 +199,10 @@ def _with_others(question: Question, wanted: Sequence[str], *, is_exact: bool) -
         except ConfigError as error:
             refused[name] = str(error)
             continue
-        if (readers := readers_key(experiment, choice)) and experiment.regimes[question.regime].rtt_ms >= _FAR_MS:
+        if (readers := experiment.loaders[choice.key].readers) and experiment.regimes[
+            question.regime
+        ].rtt_ms >= _FAR_MS:
             choice = choice.but(**{readers: _FAR_READERS})
         if choice != question.incumbent:
             others.append(choice)
     return replace(question, others=tuple(others), refused=refused)
-
-
-def readers_key(experiment: Experiment, choice: Choice) -> str:
-    """Return the argument that is how many files a choice reads at once; "" where it has none."""
-    return experiment.loaders[choice.key].readers
-
-
-def argument(cfg: DictConfig, choice: Choice, name: str) -> Any:
-    """Return an argument of a choice, as the composed config has it."""
-    return OmegaConf.select(cfg, f"loaders.{choice.key}.{name}")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import energymon
 from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
-from harness.advise.question import AdviseOptions, Choice
+from harness.advise.question import AdviseOptions, Choice, write_arguments
 from harness.errors import CellError, ConfigError
 from joulefeed.child import Child, ChildError
 
@@ -69,7 +69,7 @@ class ScriptProber:
                 objective=self._options.objective,
                 command=self._command,
                 paste=lambda choice: [_paste(choice)],
-                max_rss_bytes=None if self._options.max_rss_gb is None else self._options.max_rss_gb * 1e9,
+                max_rss_bytes=self._options.max_rss_bytes,
             )
             self._take(found, own, first)
             deadline = began + self._options.budget_s
@@ -155,5 +155,4 @@ def _workers(_: Candidate, number: int) -> dict[str, object]:
 
 
 def _paste(choice: Choice) -> str:
-    given = "".join(f", {name}={value!r}" for name, value in {**choice.arguments, **_BESIDE}.items())
-    return f"torch.utils.data.DataLoader(...{given})"
+    return f"torch.utils.data.DataLoader(...{write_arguments({**choice.arguments, **_BESIDE})})"

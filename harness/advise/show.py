@@ -114,11 +114,8 @@ def _table(found: Findings) -> Table:
         TableColumn("limited by", left=True),
         TableColumn("memory", optional=1),
     ]
-    notes = [f"predicted for an epoch of {found.place.batches} batches from {_BATCH_NOTE}"]
-    return Table(heads, rows, notes)
-
-
-_BATCH_NOTE: Final = "short settled epochs, measured in the order of a plan"
+    note = f"predicted for an epoch of {found.place.batches} batches from short ones, measured in the order of a plan"
+    return Table(heads, rows, [note])
 
 
 def _is_estimate(one: Candidate) -> bool:

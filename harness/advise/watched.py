@@ -45,7 +45,7 @@ class Watch:
         self._steps_s: list[float] = []
         self._window: energymon.Window | None = None
         self._began = (0.0, 0.0, 0.0)
-        self._first_ns = time.monotonic()
+        self._made_s = time.monotonic()
 
     def make(self, loader: torch.utils.data.DataLoader[Any], place: str, arguments: dict[str, Any]) -> None:
         """Take a DataLoader that is made at a place, and change its arguments where it is meant."""
@@ -84,7 +84,7 @@ class Watch:
         ready = loader.num_workers * (loader.prefetch_factor or 0)
         now = time.perf_counter()
         if self._window is None:
-            waited_s = time.monotonic() - self._first_ns
+            waited_s = time.monotonic() - self._made_s
             if self._seen > ready + _SETTLE or waited_s > _LONGEST_SETTLE_S:
                 self._window = energymon.Window("probe")
                 with suppress(energymon.EnergyError):
