@@ -204,18 +204,20 @@ def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(daemon) -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import sys
+from joulefeed.signals import Interrupted, signals_raise  # Python loses a signal that comes in a destructor
 from loaders.pipeline.image import ImageTransform
 from loaders.streaming import StreamingLoader
 for decode in sys.argv[2:]:
     with StreamingLoader(endpoint=sys.argv[1], transform=ImageTransform(size=16), batch_size=2, seed=0, decode=decode,
                          timeout_s=20) as loader:
         try:
-            for epoch in range(10**9):
-                for number, batch in enumerate(loader.epoch(epoch)):
-                    if epoch == 1 and number == 3:
-                        print("running", flush=True)
-        except KeyboardInterrupt:
+            with signals_raise():
+                for epoch in range(10**9):
+                    for number, batch in enumerate(loader.epoch(epoch)):
+                        if epoch == 1 and number == 3:
+                            print("running", flush=True)
+        except Interrupted:
             ids = [i for batch in loader.epoch(7) for i in batch.ids.tolist()]
             print(decode, sorted(ids) == list(range(61)), flush=True)
 """
