@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Domain = Literal["cpu", "dram", "gpu", "module", "wall"]
 """A module holds the CPU, the memory and the GPU of a board such as a GH200, and the wall the whole machine: their
@@ -54,8 +53,7 @@ DIRECTNESS = (*COUNTERS, *(name for name in LAG_S if name not in COUNTERS), ESTI
 """Sources from the most to the least direct; where several count the same joules, the first is taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One reading of one series; a series is a (node, device, domain, source)."""
 
     tick_ns: int
@@ -78,8 +76,7 @@ class Reading:
     what the sensor showed may have been old by then. early_ns is None where only the source's usual lag is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ticks:
+class Ticks(NamedTuple):
     """Ticks of a node's grid that follow each other, all of them missed or none."""
 
     first_ns: int
@@ -87,7 +84,7 @@ class Ticks:
     node: str
     missed: bool
     """Whether any series of the node lacks its reading."""
-    count: int = 1
+    count: int = 1  # type: ignore[assignment] # hides that of tuples
     interval_ns: int = 0
     """Time between two of them, ns."""
 
@@ -97,8 +94,7 @@ class Ticks:
         return self.first_ns + (self.count - 1) * self.interval_ns
 
 
-@dataclass(frozen=True, slots=True)
-class ClockOffset:
+class ClockOffset(NamedTuple):
     """How far a node's clock was from another's."""
 
     t_ns: int
@@ -113,8 +109,7 @@ class ClockOffset:
     """Bound of the offset's error, ns; of "wall", how long before `t_ns` the clock may have been set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
+class Baseline(NamedTuple):
     """What one series drew while its node was declared idle."""
 
     node: str
@@ -130,8 +125,7 @@ class Baseline:
     """Bound of the error of `watts`, W; None for an estimate."""
 
 
-@dataclass(frozen=True, slots=True)
-class CounterStart:
+class CounterStart(NamedTuple):
     """The hardware counter behind a reading with the flag START, so that a sum across a restart of the agent exists."""
 
     node: str
@@ -168,8 +162,7 @@ def may_have_restarted_within(counts: float, most: float) -> bool:
     return counts <= most
 
 
-@dataclass(frozen=True, slots=True)
-class EpochMark:
+class EpochMark(NamedTuple):
     """When an epoch of a training run was, so that a graph of the power can show it."""
 
     node: str
@@ -184,8 +177,7 @@ class EpochMark:
     """The same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """Something that the user of the readings should know."""
 
     t_ns: int
@@ -197,8 +189,7 @@ class Event:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """A run of an agent, from its start to its end."""
 
     name: str

@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -102,7 +101,7 @@ class SqliteStore(Closing):
             self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", numbered)
             self._add_ticks(ticks)
             for item in news:
-                values = astuple(item)
+                values = tuple(item)
                 places = ", ".join("?" * len(values))
                 self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", values)  # noqa: S608
 
@@ -333,7 +332,7 @@ class SqliteStore(Closing):
 def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
     """Add epochs to a store, for its sender, while an agent writes the store or after it; raises StoreError."""
     with closing(connect(path, "rw")) as connection, transaction(path, connection):
-        connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
+        connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", epochs)
 
 
 def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> bool:
@@ -371,4 +370,4 @@ def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> boo
 
 def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:
     """Return the columns of the records of a class, which are its fields, for a SELECT."""
-    return ", ".join(field.name for field in fields(kind))
+    return ", ".join(kind._fields)

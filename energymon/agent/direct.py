@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
@@ -194,7 +193,7 @@ class Meter(Closing):
         time.sleep(_LATER_S)
         names = tuple(name for name in self._config.sensors if name != "nvml")
         try:
-            settled = discover(replace(self._config, sensors=names, boards=""), _INTERVAL_NS)
+            settled = discover(self._config._replace(sensors=names, boards=""), _INTERVAL_NS)
         except EnergyError as error:
             self._failed = error
             return

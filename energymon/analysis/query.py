@@ -54,7 +54,7 @@ class WindowEnergy(NodeEnergy):
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON types."""
-        return asdict(self)
+        return {**asdict(self), "events": [event._asdict() for event in self.events]}
 
 
 def query(
@@ -187,7 +187,7 @@ class _NodeQuery:
 
     def _shown(self, event: Event) -> Event:
         """Return an event with its time by the wall clock, where the window is not given in the controller's."""
-        return event if self._offsets else replace(event, t_ns=wall_at(self._clocks, event.t_ns))
+        return event if self._offsets else event._replace(t_ns=wall_at(self._clocks, event.t_ns))
 
     def window(self, baselines: Sequence[Baseline] | None) -> WindowEnergy:
         """Return the energy of the window, net of the baselines where these are given."""

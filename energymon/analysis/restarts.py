@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -40,12 +39,12 @@ def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], session
             except _Unknown:
                 shift_j = 0.0
             else:
-                found.append(replace(reading, joules=reading.joules + shift_j, flags=""))
+                found.append(reading._replace(joules=reading.joules + shift_j, flags=""))
                 before = reading
                 continue
         elif reading.flags == START:
             shift_j = 0.0
-        found.append(replace(reading, joules=reading.joules + shift_j) if shift_j else reading)
+        found.append(reading._replace(joules=reading.joules + shift_j) if shift_j else reading)
         before = reading
     return found
 

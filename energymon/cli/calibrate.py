@@ -71,7 +71,7 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
     """
     if raw is not None:
         raw.mkdir(parents=True, exist_ok=True)
-    found = discover(replace(config, estimate=False), _ASSUMED_NS)
+    found = discover(config._replace(estimate=False), _ASSUMED_NS)
     try:
         targets = list(_targets(found.sensors))
         names = [target.name for target in targets]

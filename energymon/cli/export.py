@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal, cast, get_args
@@ -121,7 +120,7 @@ def write_rows(
 def save_readings(readings: Iterable[Reading], path: Path) -> None:
     """Write readings as Parquet, a row each, in the columns of `export`; raises OSError."""
     with path.open("wb") as file:
-        _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
+        _write_parquet(iter(readings), file, READING_COLUMNS)
 
 
 def _rows(store: SqliteStore, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
@@ -130,7 +129,7 @@ def _rows(store: SqliteStore, what: str, start_ns: int, end_ns: int, node: str |
             tuple(getattr(found, name) for name in TUPLE_COLUMNS)
             for found in stored_tuples(store, start_ns, end_ns, node)
         )
-    return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
+    return (r for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
 
 
 def _readings(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
@@ -104,8 +103,7 @@ class Sensor(Protocol):
         """Release descriptors and libraries; may be called twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(NamedTuple):
     """A sensor, or a channel of one, that this host does not offer."""
 
     sensor: str
@@ -136,8 +134,7 @@ def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> dict[Part, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
+class Discovery(NamedTuple):
     """The sensors of a host, or of one kind, and the missing parts with reason and remedy."""
 
     sensors: tuple[Sensor, ...]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from energymon.errors import EnergyError, OptionError, SensorError
 from energymon.reading import COUNTERS, Domain
@@ -25,8 +25,7 @@ _LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dra
 _ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
 
 
-@dataclass(frozen=True, slots=True)
-class SensorConfig:
+class SensorConfig(NamedTuple):
     """Which sensors are wanted, and where they are looked for."""
 
     sensors: tuple[str, ...] = ()
@@ -41,7 +40,7 @@ class SensorConfig:
     """Which boards, as boards.choose_boards takes them; "" opens none."""
     nvml: Path | None = None
     """NVML's library; None takes the driver's."""
-    delays_s: Mapping[str, float] = field(default_factory=dict)
+    delays_s: Mapping[str, float] = MappingProxyType({})
     """How much older than its update a counter's value may be, s, by source; 0 for the others."""
     wall: tuple[str, ...] = ()
     """Meters of the whole machine that must be found, as --wall names them; several are added up."""
@@ -50,7 +49,8 @@ class SensorConfig:
     wall_ca: Path | None = None
     """Certificates to trust for https, PEM; None takes the system's."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise OptionError for a setting that cannot be meant."""
         unknown = sorted(set(self.sensors) - set(SENSORS))
         if unknown:
             raise OptionError(f"--sensors names {', '.join(unknown)}: expected auto or some of {', '.join(SENSORS)}")
@@ -75,6 +75,7 @@ def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) ->
     takes some tenths of a second. Raises SensorError when one that was named is missing, and OptionError, such as for
     a meter that cannot be meant.
     """
+    config.check()
     settle_s = SETTLE_S if settles else 0.0
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs, settle_s),
@@ -141,7 +142,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)
     if in_powercap:
         # Powercap is read, so powercap says what can be read and what cannot.
-        by_perf = replace(by_perf, missing=tuple(replace(gap, parts=()) for gap in by_perf.missing))
+        by_perf = by_perf._replace(missing=tuple(gap._replace(parts=()) for gap in by_perf.missing))
     return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))
 
 

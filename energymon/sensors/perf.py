@@ -11,11 +11,10 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import CLOSED, Discovery, Missing, Part, RawCounter
@@ -51,8 +50,7 @@ _NJ: Final = 1e9
 _WHOLE: Final = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class PerfEvent:
+class PerfEvent(NamedTuple):
     """One domain of the PMU."""
 
     domain: Domain
@@ -61,8 +59,7 @@ class PerfEvent:
     """Joules of one count."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pmu:
+class Pmu(NamedTuple):
     """What the PMU's folder says."""
 
     type: int

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 
@@ -18,8 +17,7 @@ _MARGIN: Final = 1.25
 """The longest time between updates that is to come, over the longest that was seen while probing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Poll:
+class Poll(NamedTuple):
     """One look at a counter."""
 
     before_ns: int

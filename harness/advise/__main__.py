@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -98,7 +99,8 @@ def _advise(words: Sequence[str], errors: Console) -> int:
             prober = Prober(question, folder, progress)
             found = prober.run()
             if "--verify" in words and found.decide() != "cannot say":
-                verified = prober.verify(found.finalists(1))
+                measured = prober.verify(found.finalists(1))
+                verified = {key: median(each) for key, each in measured.items()}
         return _show(found, folder, verified)
 
 

@@ -27,8 +27,6 @@ _BATCHES: Final = 16
 """Of a probe, at most."""
 _CONTENDERS: Final = 3
 """The best choices, which are probed again beside the one in use."""
-_REPEATS: Final = 2
-"""Of whole epochs that verify a prediction."""
 _LEAST_S: Final = 10.0
 """Time for which no other round is started."""
 _USUAL_CELL_S: Final = 6.0
@@ -88,11 +86,11 @@ class Prober:
         found.seconds = time.monotonic() - began
         return found
 
-    def verify(self, choices: Sequence[Choice]) -> Mapping[str, float]:
-        """Return the median seconds of whole epochs of some choices, measured in turns."""
-        run = self._run(choices, f"repeats={_REPEATS}", is_whole=True)
+    def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
+        """Return the seconds of valid whole epochs of some choices, measured in turns."""
+        run = self._run(choices, f"repeats={repeats}", is_whole=True)
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
-        return {one.key: median(s) for one in choices if (s := [r.duration_s for r in rows if r.loader == one.key])}
+        return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
     def _reader_arguments(self, one: Candidate, number: int) -> dict[str, object]:
         """Return the arguments by which a candidate reads so many files at once; empty where it has none."""

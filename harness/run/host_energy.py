@@ -305,7 +305,7 @@ class _Answering:
     def ntp(self) -> object:
         """Return what the NTP daemon says of this clock."""
         own = ntp_offset(self._agent.node, time.time_ns())
-        return None if own is None else asdict(own)
+        return None if own is None else own._asdict()
 
     def edge(self) -> object:
         """Return the values of this host's HostEdge."""
@@ -327,11 +327,11 @@ class _Answering:
             start_ns, end_ns = at_wall(clocks, start_ns).t_ns, at_wall(clocks, end_ns).t_ns
         return {
             "start_ns": start_ns,
-            "readings": [asdict(reading) for reading in agent.readings(start_ns, end_ns)],
-            "events": [asdict(event) for event in agent.events(start_ns, end_ns)],
+            "readings": [reading._asdict() for reading in agent.readings(start_ns, end_ns)],
+            "events": [event._asdict() for event in agent.events(start_ns, end_ns)],
             "series": agent.series,
             "unreadable": [dict(one) for one in agent.unreadable],
-            "idle": [asdict(one) for one in agent.idle],
+            "idle": [one._asdict() for one in agent.idle],
             "idle_cpu_util": agent.idle_cpu_util,
         }
 

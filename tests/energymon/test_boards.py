@@ -2,7 +2,6 @@
 
 import json
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -130,7 +129,7 @@ def test_a_window_over_an_agent_counts_the_same_boards(config, monkeypatch):
 def test_a_window_names_the_board_that_its_program_sees_and_nobody_samples(config, monkeypatch):
     for seen, told in (("0", None), ("GPU-00000001", "CUDA_VISIBLE_DEVICES=GPU-00000001 means gpu-1, which")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-        with Meter(config=replace(config, boards="0")) as meter:
+        with Meter(config=config._replace(boards="0")) as meter:
             with Window(direct=meter) as window:
                 time.sleep(0.02)
             assert boards_of(json.loads(json.dumps(meter.description)))[1:] == [

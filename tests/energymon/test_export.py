@@ -1,5 +1,4 @@
 import csv
-from dataclasses import astuple
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -50,7 +49,7 @@ def test_parquet_holds_every_reading_once_with_the_columns_described(store, tmp_
     keys = list(zip(*(table[name].to_pylist() for name in ("tick_ns", "node", "device")), strict=True))
     assert len(set(keys)) == count
     found = {tuple(row.values()) for row in table.to_pylist() if row["tick_ns"] == 77 * TICK}
-    assert found == {astuple(r) for r in store.readings(77 * TICK, 77 * TICK, "a b") if r.tick_ns == 77 * TICK}
+    assert found == {tuple(r) for r in store.readings(77 * TICK, 77 * TICK, "a b") if r.tick_ns == 77 * TICK}
 
 
 def test_tuples_are_written_with_unknown_cells_empty(store, tmp_path):

@@ -70,7 +70,7 @@ def test_the_bound_is_the_sum_of_its_parts():
 
 
 def test_the_clocks_error_is_each_nodes_own():
-    other = [replace(row, node="m") for row in ramp()]
+    other = [row._replace(node="m") for row in ramp()]
     found = joules([*ramp(), *other], 500 * MS, 1500 * MS, clock_error_ns={"n": 0, "m": 5 * MS})
     assert [(e.node, e.clock_error_j) for e in found] == [("m", pytest.approx(1.0)), ("n", 0.0)]
 

@@ -1,6 +1,5 @@
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -248,7 +247,7 @@ def test_a_window_that_is_covered_in_part_says_which_and_that_part_has_a_figure(
 def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures(make_store):
     restart = T0 + 7 * S
     rows = [r for r in ramp(50) if not T0 + 5 * S < r.tick_ns < restart]
-    rows = [replace(r, flags=START) if r.tick_ns == restart else r for r in rows]
+    rows = [r._replace(flags=START) if r.tick_ns == restart else r for r in rows]
     store = make_store(rows, [CPU], news=[Event(restart, "n", "counter-restart", "not read for 2.0 s")])
     (window,) = query(store, T0 + S, T0 + 9 * S)
     assert by_name(window)["total"].joules is None

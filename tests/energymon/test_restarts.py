@@ -1,7 +1,6 @@
 """Windows across a restart of the agent: summed by the hardware's counter where nothing can hide between its lives."""
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -53,7 +52,7 @@ def test_lives_of_one_reading_are_bridged_one_after_the_other():
 
 
 def test_one_wrap_in_between_is_counted():
-    starts = [replace(BEGUN, raw=RANGE_UJ - 150_000_000), counter(14, 250_000_000)]
+    starts = [BEGUN._replace(raw=RANGE_UJ - 150_000_000), counter(14, 250_000_000)]
     assert [r.joules for r in bridged(READINGS, starts, SESSIONS)] == pytest.approx([0, 100, 400, 500])
 
 
@@ -68,7 +67,7 @@ def test_one_wrap_in_between_is_counted():
         ([BEGUN, counter(14, 50_000_000)], SESSIONS, "not possible"),
         ([BEGUN, counter(14, 2_000_000_000)], SESSIONS, "not possible"),
         ([BEGUN, counter(14, 405_000_000)], [session(9.9, asleep_ns=0), session(13.9, asleep_ns=S)], "suspended"),
-        ([replace(BEGUN, wrap=None), counter(14, 405_000_000, wrap=None)], SESSIONS, "reset in between"),
+        ([BEGUN._replace(wrap=None), counter(14, 405_000_000, wrap=None)], SESSIONS, "reset in between"),
         ([counter(10, 10**10, wrap=None), counter(14, 10**9, wrap=None)], SESSIONS, "reset in between"),
     ],
 )

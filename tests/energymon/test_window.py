@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,7 +159,7 @@ def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it
     with SqliteStore.create(tmp_path / "energy.sqlite") as store:
         store.begin_session("n", now - 100 * second, second, {})
         rows = [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", float(t)) for t in (now - 50 * second, now)]
-        store.append([rows[0], replace(rows[1], joules=1.0, flags=START)])
+        store.append([rows[0], rows[1]._replace(joules=1.0, flags=START)])
         store.append([], news=[Event(now - 25 * second, "n", "sensor-lost", "package-0 cpu (rapl-perf): gone")])
     window = Window("gap", store=tmp_path / "energy.sqlite")
     window._start_ns, window._end_ns = now - 30 * second, now - 20 * second

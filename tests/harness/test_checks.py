@@ -379,7 +379,7 @@ def test_samples_may_be_missing_where_the_declared_policy_accounts_for_them(ids,
 )
 def test_one_tick_or_a_share_of_many_may_be_missed(interval_ms, missing, verdict, stored, readings):
     ticks = [START + k * interval_ms * S // 1000 for k in range(-5, 4500 // interval_ms) if not 0 < k <= missing]
-    every = [replace(readings()[0], tick_ns=tick, t_ns=tick, joules=(tick - START) / 1e7) for tick in ticks]
+    every = [readings()[0]._replace(tick_ns=tick, t_ns=tick, joules=(tick - START) / 1e7) for tick in ticks]
     data = change(stored(), cell={"energy": {"interval_ms": float(interval_ms)}}, readings=every)
     assert judged(data)[1]["missed_ticks"] == verdict
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from harness.report.measurements import find_base, read_stored, work
+from harness.report.measurements import find_base, first_rank, read_stored, work
 from harness.results.cells import CellResult
 from harness.results.reader import Results
 
@@ -17,6 +19,7 @@ _SLOW_QUANTILE: Final = 0.75
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
 
 _Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,43 @@ def measure_reordering(results: Results) -> Mapping[tuple[str, int], float]:
     return found
 
 
-def _read_batches(results: Results, cell: CellResult) -> Mapping[int, Sequence[_Ints]]:
-    """Return the ids of a cell's batches, in order, by epoch; none of a cell that has not ended."""
+def measure_losses(results: Results) -> Mapping[tuple[str, int], float]:
+    """Return the mean loss over the time until the shortest epoch of its number has ended, by (cell id, epoch).
+
+    Compared are the epochs of a workload in a regime. Until the end of its first step an epoch has that step's loss.
+    Epochs in which nothing was trained are left out.
+    """
+    steps: dict[tuple[str, str, int], dict[str, tuple[_Floats, _Floats]]] = {}
+    for cell in results.cells:
+        for epoch, batches in _read_epochs(results, cell):
+            loss = first_rank(batches).sort_values("step")["loss"].to_numpy(np.float64)
+            if len(loss) and not np.isnan(loss).any():
+                took_s = first_rank(batches).sort_values("step")[["wait_s", "step_s"]].sum(axis=1)
+                steps.setdefault((cell.workload, cell.regime, epoch), {})[cell.cell_id] = np.cumsum(took_s), loss
+    found: dict[tuple[str, int], float] = {}
+    for (_, _, epoch), cells in steps.items():
+        until_s = min(ends_s[-1] for ends_s, _ in cells.values())
+        for cell_id, (ends_s, loss) in cells.items():
+            # Each loss holds from the end of its step to the end of the next.
+            lasts_s = np.diff(np.minimum([0.0, *ends_s[1:], math.inf], until_s))
+            found[cell_id, epoch] = float((loss * lasts_s).sum() / until_s)
+    return found
+
+
+def _read_epochs(results: Results, cell: CellResult) -> Iterator[tuple[int, pd.DataFrame]]:
+    """Yield the batches of a cell's epochs; none of a cell that has not ended."""
     done = cell.state == "done"
     batches = read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet") if done else None
-    groups = () if batches is None else batches.groupby("epoch")["ids"]
-    every = {int(str(epoch)): [np.asarray(each, np.int64) for each in ids if len(each)] for epoch, ids in groups}
+    if batches is not None:
+        yield from ((int(str(epoch)), part) for epoch, part in batches.groupby("epoch"))
+
+
+def _read_batches(results: Results, cell: CellResult) -> Mapping[int, Sequence[_Ints]]:
+    """Return the ids of a cell's batches, in order, by epoch; none of a cell that has not ended."""
+    every = {
+        epoch: [np.asarray(each, np.int64) for each in batches["ids"] if len(each)]
+        for epoch, batches in _read_epochs(results, cell)
+    }
     return {epoch: full for epoch, full in every.items() if full}
 
 

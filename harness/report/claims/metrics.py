@@ -52,6 +52,7 @@ METRICS: Final[Mapping[str, str]] = {
     "slow_batch_std": "",
     "slow_first_half": "share",
     "reordered_share": "share",
+    "loss_meanwhile": "",
 }
 """Units: s, J, share (0 to 1), bytes, ms; none for the rest.
 
@@ -63,11 +64,12 @@ over its samples and the regime's round trip, and `reader_round_trips` that time
 `slow_batch_std` is
 the deviation of the number of slow samples in a batch, `slow_first_half` what share of them comes in the first half of
 the batches (harness.report.claims.composition says which samples are slow), `reordered_share` the share of batches
-with other samples than PyTorch's DataLoader has in the same batch; `work_*_ms` are of the preprocessing of the epoch's
-samples: mean, median, percentiles, least, greatest and deviation.
+with other samples than PyTorch's DataLoader has in the same batch; `loss_meanwhile` is the loss in the mean of the time
+until the shortest epoch of that number has ended, of the same workload and regime; `work_*_ms` are of the preprocessing
+of the epoch's samples: mean, median, percentiles, least, greatest and deviation.
 """
 
-BATCH_METRICS: Final = frozenset({"slow_batch_std", "slow_first_half", "reordered_share"})
+BATCH_METRICS: Final = frozenset({"slow_batch_std", "slow_first_half", "reordered_share", "loss_meanwhile"})
 """Those that are made of batches.parquet, which is read for them alone."""
 
 OF_SETUP: Final = frozenset({"setup_s", "until_first_batch_s"})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.cell.messages import AcceleratorRecord
 from harness.config import list_packaged
 from harness.config.specs import Experiment
-from harness.report.claims.composition import measure_compositions, measure_reordering
+from harness.report.claims.composition import measure_compositions, measure_losses, measure_reordering
 from harness.report.claims.metrics import METRICS, WORK
 from harness.report.measurements import epochs
 from harness.results.epoch_row import EpochRow
@@ -86,6 +86,8 @@ def _read_batches(results: Results, metrics: Collection[str]) -> Mapping[tuple[s
         parts.append({key: one.figures for key, one in measure_compositions(results).items()})
     if "reordered_share" in metrics:
         parts.append({key: {"reordered_share": share} for key, share in measure_reordering(results).items()})
+    if "loss_meanwhile" in metrics:
+        parts.append({key: {"loss_meanwhile": loss} for key, loss in measure_losses(results).items()})
     keys = {key for part in parts for key in part}
     return {key: {name: value for part in parts for name, value in part.get(key, {}).items()} for key in keys}
 

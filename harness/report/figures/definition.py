@@ -211,7 +211,7 @@ class Sweep(Figure):
 class Learning(Figure):
     """The loss of a training, and the slow samples in its batches."""
 
-    panels: Literal["iterations", "seeds"]
+    panels: Literal["iterations", "seeds", "time"]
 
 
 class Distribution(Figure):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -26,12 +27,12 @@ from joulefeed.table import Table
 _WINDOWS: Final = 12
 """Running means are over this part of a training's steps."""
 _SLOW_SHARE: Final = 0.25
-_AXES: Final = (
-    ("iteration", "loss"),
-    ("seconds of training", "loss"),
-    ("slow samples in a batch", "share of batches"),
-    ("iteration", "share of slow samples"),
-)
+_ROWS: Final = {
+    "by iteration": ("iteration", "loss"),
+    "by time": ("seconds of training", "loss"),
+    "batches": ("slow samples in a batch", "share of batches"),
+    "share": ("iteration", "share of slow samples"),
+}
 """Names of both axes, by row."""
 _SEED_STEP: Final = 0.16
 """Between the points of two loaders, in seeds."""
@@ -42,7 +43,9 @@ _Spread = Mapping[tuple[str, str], list[Composition]]
 
 def draw(spec: Learning, results: Results, heading: str) -> Figure | None:
     """Draw the figure; None when no cell ended, or of seeds when nothing was trained."""
-    return _draw_seeds(results, heading) if spec.panels == "seeds" else _draw_iterations(results, heading)
+    if spec.panels == "seeds":
+        return _draw_seeds(results, heading)
+    return _draw_iterations(results, heading, ["by time"] if spec.panels == "time" else [*_ROWS])
 
 
 def table(spec: Learning, results: Results) -> Table | None:
@@ -54,6 +57,8 @@ def words(spec: Learning, results: Results) -> Mapping[str, str]:
     """Return `comparisons`, how loaders differ over the seeds, and `shares`, the paper's of slow samples."""
     if spec.panels == "seeds":
         return {"comparisons": "; ".join(_comparison_texts(results))}
+    if spec.panels == "time":
+        return {"windows": str(_WINDOWS)}
     shares = "; ".join(
         f"{spell(workload)} " + ", ".join(f"{low(value):g} through {spell(loader)}" for loader, value in found.items())
         for workload, found in published_table(f"{spec.values}/share").items()
@@ -62,35 +67,37 @@ def words(spec: Learning, results: Results) -> Mapping[str, str]:
     return {"windows": str(_WINDOWS), "shares": shares}
 
 
-def _draw_iterations(results: Results, heading: str) -> Figure | None:
+def _draw_iterations(results: Results, heading: str, rows: Sequence[str]) -> Figure | None:
     """Draw a column a workload."""
     frame, spread = _steps(results), _spread(results)
     workloads = [key for key in results.workloads if (frame["workload"] == key).any()]
     if not workloads:
         return None
-    size = (max(6.0, 5.3 * len(workloads)), 10.2)
+    size = (max(6.0 if len(rows) > 1 else 8.4, 5.3 * len(workloads)), 0.6 + (2.4 if len(rows) > 1 else 4.0) * len(rows))
     figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.07, "wspace": 0.05, "hspace": 0.04}, heading)
-    panels = figure.subplots(4, len(workloads), squeeze=False)
+    panels = figure.subplots(len(rows), len(workloads), squeeze=False)
     for column, workload in enumerate(workloads):
         here = frame[frame["workload"] == workload]
-        by_iteration, by_time, batches, share = (panels[row][column] for row in range(4))
-        by_iteration.set_title(spell(workload), pad=9)
-        _draw_losses(by_iteration, here, "iteration")
-        _draw_losses(by_time, here, "at_s")
         found = {base: spread.get((workload, base), []) for base in dict.fromkeys(here["base"])}
-        _draw_batches(batches, found)
-        _draw_shares(share, found)
-    for row, (name, what) in enumerate(_AXES):
-        panels[row][0].set_ylabel(what)
-        for axes in panels[row]:
-            axes.set_xlabel(name)
+        draws: Mapping[str, Callable[[Axes], None]] = {
+            "by iteration": partial(_draw_losses, frame=here, over="iteration"),
+            "by time": partial(_draw_losses, frame=here, over="at_s"),
+            "batches": partial(_draw_batches, found=found),
+            "share": partial(_draw_shares, found=found),
+        }
+        for row, axes in zip(rows, panels[:, column], strict=True):
+            draws[row](axes)
+            axes.set_xlabel(_ROWS[row][0])
+            axes.set_ylabel("" if column else _ROWS[row][1])
+        panels[0][column].set_title(spell(workload), pad=9)
     figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
     return figure
 
 
 def _table_of_iterations(spec: Learning, results: Results) -> Table | None:
-    """Return losses, times and compositions by workload and loader, the paper's beside them."""
-    shares, times = (published_table(f"{spec.values}/{name}") for name in ("share", "time_s"))
+    """Return losses, times and, beside those of the paper, compositions by workload and loader."""
+    is_composed = spec.panels == "iterations"
+    shares, times = (published_table(f"{spec.values}/{name}") if is_composed else {} for name in ("share", "time_s"))
     frame, spread = _steps(results), _spread(results)
     rows = []
     for (workload, base), here in frame.groupby(["workload", "base"], sort=False):
@@ -112,7 +119,8 @@ def _table_of_iterations(spec: Learning, results: Results) -> Table | None:
         *("Workload and loader", "loss, last epoch", "training", "deviation of slow samples over batches"),
         *("of the slow in the first half", "slow share in the paper", "training there"),
     )
-    return Table(columns, tuple(rows)) if rows else None
+    shown = len(columns) if is_composed else 3
+    return Table(columns[:shown], tuple(row[:shown] for row in rows)) if rows else None
 
 
 def _value(values: Mapping[str, Tree], workload: str, loader: str) -> float | None:
