@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks server minio tensorflow mosaic cassandra ansible setup bench lock clean
+.PHONY: help docs run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks server minio tensorflow mosaic cassandra ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -70,17 +70,20 @@ setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
 bench: setup server mosaic ansible ## the benchmarks, and the tables of the docs; QUICK=1 for the short form, ARGS="--only link"
 	playbooks/privileged.sh $(PYTHON) benchmarks/run_all.py $(if $(QUICK),--quick) $(ARGS)
 
+docs: setup        ## the site in .site/index.html; a warning is an error
+	$(PYTHON) -m sphinx -W --keep-going -q docs .site
+
 lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra dev --extra nosql pyproject.toml --output-file requirements.lock
+	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
 	cp requirements.lock playbooks/mosaic.lock  # versions to prefer, so that files are shared
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 pyproject.toml playbooks/mosaic.in --output-file playbooks/mosaic.lock
+	  --python-version 3.11 --extra all pyproject.toml playbooks/mosaic.in --output-file playbooks/mosaic.lock
 	cp requirements.lock playbooks/tensorflow.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
+	  --python-version 3.11 --extra all pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
 
 clean:             ## remove the environment and what a dead run left; results stay
 	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean

@@ -1,8 +1,8 @@
 """Advice against a grid that it has not seen: regret, error of predicted epochs, and what its 90 % intervals hold.
 
 Each case is a workload at a distance, on all processors or on one. First `harness.advise` gives its advice. Then every
-loader is measured with three settings or more on whole epochs, which are longer than the advice's probes. What is
-within 15 % of the best one, the advised and the one in use are measured twice more. Regret is the time of the advised
+loader is measured with three settings or more on whole epochs, which are longer than the advice's probes. The
+advised one, the one in use and those within 15 % of the best are measured twice more. Regret is the time of the advised
 choice over that of the best of the grid. Peers are torch's default, a worker a processor, and random search with
 halving in as many probes as the advice made, of which the grid's rows say what it would have found.
 
@@ -48,7 +48,7 @@ ONE_CORE = ("resnet50", "rnnt")
 """Also advised on with one processor, for local files."""
 BUDGET_S = 150
 NEAR = 1.15
-"""What is within this of the best one is measured again."""
+"""Choices within this factor of the best one are measured again."""
 DRAWS = 2000
 
 
@@ -95,6 +95,7 @@ def restricted(cores: int | None) -> Iterator[None]:
 def measure_grid(prober: Prober, found: Findings, readers: Sequence[int]) -> dict[str, list[float]]:
     """Return the whole epochs, s, of the choices that were probed and of every loader with each number of readers."""
     chosen = {one.choice: None for one in found.ranked}
+    chosen |= {Choice("pytorch").but(num_workers=number): None for number in (0, found.place.cores)}  # of peers
     for choice in prober.question.others:
         plain = Choice(choice.loader)
         key = prober.question.spec(plain).readers
@@ -110,7 +111,7 @@ def measure_grid(prober: Prober, found: Findings, readers: Sequence[int]) -> dic
 
 
 def advised(found: Findings) -> str:
-    """Return the key of the choice that a user is told to take."""
+    """Return the key of the choice that the advice is for."""
     return found.ranked[0].choice.key if found.decide() == "change" else found.in_use.key
 
 

@@ -64,7 +64,7 @@ echo "setup: the locked environment in .venv (6 GB the first time, a minute or t
 VIRTUAL_ENV="$PWD/.venv" "$uv" pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 VIRTUAL_ENV="$PWD/.venv" "$uv" pip install --quiet --no-deps --editable .
 # Where Python writes no bytecode, as in many containers, each process would compile every module that it imports.
-.venv/bin/python -m compileall -q conf energymon harness loaders
+.venv/bin/python -m compileall -q conf energymon harness joulefeed loaders
 echo "setup: the C parts, where there is a compiler" >&2
 find energymon loaders joulefeed -name '*.c' -exec .venv/bin/python -m joulefeed.native {} + >/dev/null
 touch .venv/.ready

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
+from joulefeed.extras import remedy
 
 
 def find(target: str) -> Any:
@@ -17,7 +18,7 @@ def find(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"_target_={target}: cannot be imported ({error})") from error
+        raise ConfigError(f"_target_={target}: cannot be imported ({error}){remedy(error)}") from error
 
 
 def check_arguments(where: str, target: str, given: Iterable[str]) -> None:

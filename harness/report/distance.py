@@ -17,6 +17,8 @@ from joulefeed.table import Table, TableCell, TableColumn
 T = TypeVar("T")
 
 _PAPER: Final = "emlio"
+_COCO_KB: Final = 150
+"""Images with a greater mean are like COCO's, and those below it like ImageNet's."""
 _SAME_RTT: Final = 0.05
 """Share of the paper's RTT within which a regime equals its own."""
 
@@ -100,6 +102,8 @@ def choose_figure(results: Results) -> PaperFigure:
         name = "fig10"
     elif experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
         name = "fig7" if results.streams == 1 else "fig8"
+    elif experiment.dataset is not None and experiment.dataset.params.get("mean_kb", 0) > _COCO_KB:
+        name = "fig6"
     else:
         name = "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
     return read_paper_figure(f"{_PAPER}/{name}")

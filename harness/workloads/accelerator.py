@@ -88,7 +88,8 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
     time_scale, by which its duration is multiplied, seconds_per_sample: a number, or numbers by workload, that the user
     assumes in place of a published one, and host_cpu_ms: CPU time of the host in each step. The weights are drawn with
     `seed`. `synchronised` is whether the process is a rank of several, in a process group. A workload whose `trains` is
-    false has no step: a real accelerator takes its batches, and an emulated one idles. Raises as choose_kind does.
+    false has no step: a real accelerator takes its batches, and an emulated one idles. Raises ConfigError: as
+    choose_kind does, and for inference without an assumed step.
     """
     kind, trains = choose_kind(accelerator, workload.name), getattr(workload, "trains", True)
     if kind == "emulated":
@@ -101,6 +102,11 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
             return EmulatedStep.idling(None if assumed is not None else model)
         if assumed is not None:
             step = EmulatedStep.assumed(assumed, scale)
+        elif getattr(workload, "infers", False):
+            raise ConfigError(
+                f"workloads.{workload.name}.stage=infer: no step of inference is published; assume one with "
+                "accelerator.seconds_per_sample=SECONDS, or take accelerator=cpu"
+            )
         else:
             step = EmulatedStep.published(workload, model, scale)
         step.use_host(check_number("accelerator.host_cpu_ms", accelerator.get("host_cpu_ms", 0.0)))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from loaders.pipeline.timed import TimedPipeline
 
 
-STAGES: Final = ("read", "preprocess", "train")
-"""Stages of EMLIO's figure 1. Each contains the stages before it."""
+STAGES: Final = ("read", "preprocess", "infer", "train")
+"""Each contains the stages before it: infer is of SPDL's figure 8, the others are of EMLIO's figure 1."""
 _MIN_SIZE: Final = 32
 """The networks halve their input five times."""
 _VGG_BLOCKS: Final = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
@@ -44,7 +44,7 @@ class Classification(ABC):
     num_classes: int = 1000
     name: str = "classification"
     stage: str = "train"
-    """How far a sample goes: read, preprocess or train. The first two have no training step."""
+    """How far a sample goes: one of STAGES. The first two have no step, infer has no backward pass."""
 
     def __post_init__(self) -> None:
         check_choice(f"workloads.{self.name}.stage", self.stage, STAGES)
@@ -58,8 +58,13 @@ class Classification(ABC):
 
     @property
     def trains(self) -> bool:
-        """Whether batches are trained on."""
-        return self.stage == "train"
+        """Whether batches go through the model."""
+        return self.stage in ("infer", "train")
+
+    @property
+    def infers(self) -> bool:
+        """Whether they go through it forward only."""
+        return self.stage == "infer"
 
     @property
     def transform(self) -> ImageTransform | TimedPipeline:

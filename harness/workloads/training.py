@@ -21,7 +21,7 @@ _WARM_UP_STEPS: Final = {"cuda": 3, "cpu": 1}
 
 
 class TrainingStep:
-    """Forward, the workload's loss, backward and a step of SGD with momentum.
+    """Forward, the workload's loss, backward and a step of SGD with momentum; of inference, the first two.
 
     On CUDA in bfloat16 (autocast), with channels last for images, as training is usually run there.
     """
@@ -41,7 +41,8 @@ class TrainingStep:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = workload.model()
-        self._model = model.to(device).train()
+        self._infers = getattr(workload, "infers", False)
+        self._model = model.to(device).train(not self._infers)
         if device == "cuda" and all(weight.ndim < 5 for weight in self._model.parameters()):  # volumes have another
             self._model = self._model.to(memory_format=torch.channels_last)
         self._gradients = SynchronisedModel(self._model, device) if synchronised else None
@@ -82,13 +83,15 @@ class TrainingStep:
         if self.device == "cuda" and batch.data.ndim == 4:
             batch = replace(batch, data=batch.data.to(memory_format=torch.channels_last, non_blocking=True))
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
+        half = torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda")
+        with torch.inference_mode(self._infers), half:
             loss = self._workload.loss(self._model, batch)
-        if self._gradients is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self.sync_ns = self._gradients.backward(weight * loss)
-        self._optimizer.step()
+        if not self._infers:
+            if self._gradients is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                self.sync_ns = self._gradients.backward(weight * loss)
+            self._optimizer.step()
         if self.device == "cuda":
             torch.cuda.synchronize()
         return loss.detach()

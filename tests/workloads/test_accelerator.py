@@ -54,6 +54,19 @@ def test_a_stage_without_training_leaves_an_emulated_board_idle_and_has_no_step(
     assert make_step(replace(RESNET50, stage=stage), {"kind": "cpu"}, seed=0).kind == "none"
 
 
+def test_inference_learns_nothing_and_is_emulated_by_no_step_of_training():
+    inference = replace(TINY, stage="infer")
+    step = make_step(inference, {"kind": "cpu"}, seed=0)
+    for _ in range(2):
+        step(batch(2))
+    first, second = map(float, step.losses)
+    assert first == second  # of the same samples and weights
+    assert not step.losses[0].requires_grad
+    assert make_step(inference, {"kind": "emulated", "seconds_per_sample": 0.1}, seed=0).seconds_per_sample == 0.1
+    with pytest.raises(ConfigError, match=r"stage=infer: .*accelerator\.seconds_per_sample"):
+        make_step(inference, {"kind": "emulated"}, seed=0)
+
+
 @pytest.mark.parametrize(("model", "per_sample_s"), [("a100", 0.435 / 400), ("h100", 0.224 / 400)])
 def test_an_emulated_step_takes_the_published_time_for_the_batch_that_it_gets(model, per_sample_s):
     step = make_step(RESNET50, {"kind": "emulated", "model": model}, seed=0)

@@ -92,10 +92,11 @@ def measure_losses(results: Results) -> Mapping[tuple[str, int], float]:
     steps: dict[tuple[str, str, int], dict[str, tuple[_Floats, _Floats]]] = {}
     for cell in results.cells:
         for epoch, batches in _read_epochs(results, cell):
-            loss = first_rank(batches).sort_values("step")["loss"].to_numpy(np.float64)
-            if len(loss) and not np.isnan(loss).any():
-                took_s = first_rank(batches).sort_values("step")[["wait_s", "step_s"]].sum(axis=1)
-                steps.setdefault((cell.workload, cell.regime, epoch), {})[cell.cell_id] = np.cumsum(took_s), loss
+            ordered = first_rank(batches).sort_values("step")
+            loss = ordered["loss"].to_numpy(np.float64)
+            if not np.isnan(loss).any():
+                ends_s = (ordered["wait_s"] + ordered["step_s"]).cumsum().to_numpy()
+                steps.setdefault((cell.workload, cell.regime, epoch), {})[cell.cell_id] = ends_s, loss
     found: dict[tuple[str, int], float] = {}
     for (_, _, epoch), cells in steps.items():
         until_s = min(ends_s[-1] for ends_s, _ in cells.values())

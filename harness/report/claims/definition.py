@@ -89,6 +89,6 @@ class Definition:
     peak: bool = False
     """Of a loader in several settings, that with the greatest median."""
     because: str = ""
-    """A known cause of a difference, which is reported where the claim fails."""
+    """The measured cause of a difference, which is reported where the claim fails; empty where it is unknown."""
     conflict: str = ""
     """Where the paper contradicts itself."""

@@ -113,7 +113,7 @@ def evaluate(definition: Definition, rows: Sequence[ClaimRow]) -> Claim:
         return claim(INCONCLUSIVE, _join(["one repeat has no interval", bound.tolerance(style), found.told]))
     verdict = bound.judge(found.interval)
     reasons = [bound.tolerance(style), f"95 % interval {span}", _tell_accuracy(definition, found.rows), found.told]
-    return claim(verdict, _join([*reasons, definition.because if verdict == FAIL else ""]))
+    return claim(verdict, _join([*reasons, (definition.because or "cause unknown") if verdict == FAIL else ""]))
 
 
 def _join(reasons: Iterable[str]) -> str:

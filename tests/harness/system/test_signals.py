@@ -171,7 +171,9 @@ def test_output_without_utf_8_is_written_in_ascii():
     assert done.stdout == "2.0x <= 3 ?\n"
 
 
-@pytest.mark.parametrize("command", ["harness", "harness.report", "harness.testbed", "energymon", "loaders.streaming"])
+@pytest.mark.parametrize(
+    "command", ["harness", "harness.report", "harness.testbed", "energymon", "loaders.streaming", "joulefeed"]
+)
 def test_the_version_of_every_command_is_the_projects(command):
     done = subprocess.run([sys.executable, "-m", command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"joulefeed {version('joulefeed')}\n"

@@ -1,4 +1,4 @@
-"""What a model learns through two loaders, and how slow samples are spread: MinatoLoader's figure 11, and seeds."""
+"""What a model learns through two loaders, by wall clock, step and seed, and how slow samples are spread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.report.claims.rows import make_claim_rows
 from harness.report.figures import find_figure, make_figure_tables
 from harness.report.intervals import compare_pairs
 from harness.results.reader import read_results
@@ -73,6 +74,33 @@ def test_steps_that_trained_nothing_have_no_loss_and_say_so(write: Callable[...,
     results = read_results(folder)
     assert make_figure_tables(results)[0].rows[0][1] == "–"
     assert find_figure("minato_seeds").draw(results) is None and find_figure("minato_seeds").table(results) is None
+
+
+def test_of_the_loss_by_wall_clock_one_panel_is_drawn(write: Callable[..., Path]) -> None:
+    folder = write("emlio_fig11", pytorch=3.0, sample_aware=2.4)
+    text = drawn_text(folder, "emlio_fig11")
+    assert "seconds of training" in text and "slow samples in a batch" not in text
+    (table,) = make_figure_tables(read_results(folder))
+    assert table.rows[0] == ("UNet3D, PyTorch", "1.00", "24.0 s")
+
+
+def test_losses_are_compared_in_the_time_of_the_shorter_epoch(build_sweep: Callable[..., Any]) -> None:
+    folder = build_sweep(figures=("emlio_fig11",), loaders=LOADERS, epochs=1).write()
+    for cell in (folder / "cells").iterdir():
+        # Steps end after 1, 2, 3 and 4 s, or after half of that.
+        length_s = 1.0 if cell.name.startswith("pytorch") else 0.5
+        steps = {
+            "epoch": [1] * 4,
+            "step": [0, 1, 2, 3],
+            "wait_s": [0.25 * length_s] * 4,
+            "step_s": [0.75 * length_s] * 4,
+        }
+        batches = pd.DataFrame({**steps, "loss": [4.0, 3.0, 2.0, 1.0], "ids": [[0], [1], [2], [3]]})
+        batches.to_parquet(cell / "batches.parquet")
+    rows = make_claim_rows(read_results(folder), {"loss_meanwhile"})
+    found = {one.labels["loader"]: one.values["loss_meanwhile"] for one in rows}
+    # In 2 s: the slow one's first loss until the second step ends; the quick one's changes after 1 and 1.5 s.
+    assert found == {"pytorch": 4.0, "sample_aware": (4.0 + 0.5 * 3.0 + 0.5 * 2.0) / 2.0}
 
 
 def test_a_difference_is_judged_over_the_seeds_that_both_arms_have() -> None:

@@ -1,0 +1,62 @@
+"""The package without extras, in an environment of its own: joules, judging and drawing, and what is missing named."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.runs import BUSY, SMALL, command, places, run
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+REPO = Path(__file__).parents[2]
+MOST_MB = 520
+"""pyarrow, pandas, numpy and matplotlib with seaborn are 450 of them."""
+
+
+@pytest.fixture(scope="module")
+def joulefeed(tmp_path_factory):
+    """Return how to run the command of the package, installed from its wheel without extras."""
+    home = tmp_path_factory.mktemp("base install")
+    wheel = run(["sh", str(REPO / "playbooks" / "wheel.sh")])
+    assert wheel.returncode == 0, wheel.stderr
+    uv = shutil.which("uv") or str(REPO / ".venv-uv" / "bin" / "uv")
+    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, home / ".venv"], check=True)
+    install = [uv, "pip", "install", "--quiet", "--python", home / ".venv" / "bin" / "python"]
+    subprocess.run([*install, "--constraint", REPO / "requirements.lock", wheel.stdout.strip()], check=True)
+
+    def run_command(*words):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return run([str(home / ".venv" / "bin" / "joulefeed"), *words], cwd=home, env=environment)
+
+    run_command.packages = home / ".venv" / "lib"
+    return run_command
+
+
+def test_the_base_is_small_and_has_no_torch(joulefeed):
+    files = [path for path in joulefeed.packages.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not any("torch" in path.parts for path in files)
+    assert sum(path.stat().st_size for path in files) / 1e6 <= MOST_MB
+
+
+def test_it_measures_a_command_and_says_what_the_host_can_measure(joulefeed):
+    assert joulefeed("energy", "exec", "--", "true").returncode == 0
+    assert "sensors" in joulefeed("doctor").stdout
+    assert joulefeed("advise", "--help").returncode == 0
+
+
+def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulefeed, tmp_path):
+    only = ["~loaders.dali", "~loaders.streaming"]
+    done = run(command("+experiment=smoke", *SMALL, *BUSY, *only, *places(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    folder = str((tmp_path / "results" / "latest").resolve())
+    for words in (["report", folder], ["validate", folder], ["compare", folder, folder]):
+        done = joulefeed(*words)
+        few = {3} if words[0] == "compare" else set()  # one epoch decides nothing
+        assert done.returncode in {0, *few}, (words, done.stdout, done.stderr)
+    missing = joulefeed("run", "+experiment=smoke", *places(tmp_path))
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1
+    assert "pip install 'joulefeed[torch]'" in missing.stderr
