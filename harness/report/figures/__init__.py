@@ -173,12 +173,13 @@ def list_claimed(results: Results) -> tuple[str, ...]:
     """Return the figures whose claims are asked, by name.
 
     They are the experiment's, and its own name, for an experiment without a figure may have claims. In place of figures
-    by distance, the paper's figure that asks what the run asks is taken.
+    by distance, the one of the experiment's own name is taken, or the paper's figure that asks what the run asks.
     """
     known = list_packaged()
     by_distance = [name for name in results.experiment.figures if name in known and _is_by_distance(known[name])]
     names = [name for name in results.experiment.figures if name not in by_distance]
-    names += [choose_figure(results).id] if by_distance else []
+    if by_distance:
+        names += [results.name if results.name in by_distance else choose_figure(results).id]
     return (*names, *([results.name] if results.name not in known else []))
 
 
