@@ -284,15 +284,10 @@ def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
         help="estimate CPU energy, labelled so, where no sensor measures it (off)",
     )
     sensing.add_argument(
-        "--cpu-tdp-w",
-        type=float,
-        help=f"TDP of all sockets, for the estimate ({TDP_W_PER_CPU} a logical CPU)",
+        "--cpu-tdp-w", type=float, help=f"TDP of all sockets, for the estimate ({TDP_W_PER_CPU} a logical CPU)"
     )
     sensing.add_argument(
-        "--cpu-idle-fraction",
-        type=float,
-        default=IDLE_FRACTION,
-        help=f"idle power over TDP ({IDLE_FRACTION})",
+        "--cpu-idle-fraction", type=float, default=IDLE_FRACTION, help=f"idle power over TDP ({IDLE_FRACTION})"
     )
     sensing.add_argument("--sysfs", type=Path, default=Path("/sys"), metavar="ROOT", help="root of sysfs (/sys)")
     sensing.add_argument("--nvml", type=Path, metavar="LIBRARY", help="NVML's library (the driver's libnvidia-ml.so.1)")

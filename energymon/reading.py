@@ -154,14 +154,6 @@ class CounterStart(NamedTuple):
     """Which counter it is: a file, or a board's UUID."""
 
 
-def may_have_restarted_within(counts: float, most: float) -> bool:
-    """Return whether a counter that shows `counts` may have started at 0 in a span in which `most` are possible.
-
-    A counter without a wrap that was reset in an outage, and has since passed its old value, is seen by nothing else.
-    """
-    return counts <= most
-
-
 class EpochMark(NamedTuple):
     """When an epoch of a training run was, so that a graph of the power can show it."""
 

@@ -6,25 +6,23 @@ import runpy
 import sys
 from typing import Final
 
-from joulefeed.extras import remedy
-from joulefeed.version import version_text
+from joulefeed.version import remedy, version_text
 
 COMMANDS: Final = {
-    "run": (["harness"], "measure an experiment: joulefeed run +experiment=wan30ms"),
-    "resume": (["harness"], "measure what is missing of a run: joulefeed resume [FOLDER]"),
-    "report": (["harness.report"], "draw a run's tables, figures and page again"),
-    "compare": (["harness.compare"], "is one run slower than another?"),
-    "advise": (["harness.advise"], "which loader and which settings, for a workload or a script of yours"),
-    "diagnose": (["harness.diagnose"], "which stage of loading starves the accelerator"),
-    "papers": (["harness.papers"], "every figure and table of the papers, and what reproduces here"),
-    "validate": (["harness.validate"], "judge a run again from its raw files"),
-    "doctor": (["energymon", "doctor", "--seconds", "1"], "what of this machine's energy can be measured"),
-    "energy": (["energymon"], "joules of a command, a window or a machine: joulefeed energy exec -- CMD"),
-    "testbed": (["harness.testbed"], "links between nodes: doctor, up, down, clean"),
-    "serve": (["loaders.streaming", "serve"], "serve a dataset to streaming loaders"),
+    "run": ("harness", "measure an experiment: joulefeed run +experiment=wan30ms"),
+    "resume": ("harness", "measure what is missing of a run: joulefeed resume [FOLDER]"),
+    "report": ("harness.report", "draw a run's tables, figures and page again"),
+    "compare": ("harness.compare", "is one run slower than another?"),
+    "advise": ("harness.advise", "which loader and which settings, for a workload or a script of yours"),
+    "diagnose": ("harness.diagnose", "which stage of loading starves the accelerator"),
+    "papers": ("harness.papers", "every figure and table of the papers, and what reproduces here"),
+    "validate": ("harness.validate", "judge a run again from its raw files"),
+    "doctor": ("energymon doctor --seconds 1", "what of this machine's energy can be measured"),
+    "energy": ("energymon", "joules of a command, a window or a machine: joulefeed energy exec -- CMD"),
+    "testbed": ("harness.testbed", "links between nodes: doctor, up, down, clean"),
+    "serve": ("loaders.streaming serve", "serve a dataset to streaming loaders"),
 }
 """By name: the module that is run, with its first arguments, and what it does."""
-_COMPLETION: Final = 'complete -W "{}" joulefeed'
 
 
 def main() -> int:
@@ -32,8 +30,15 @@ def main() -> int:
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "--version":
         print(version_text())
-    elif name in COMMANDS:
-        (module, *first), _ = COMMANDS[name]
+    elif name in ("--help", "-h"):
+        lines = [f"  {each:<10}{what}" for each, (_, what) in COMMANDS.items()]
+        print("joulefeed: what it takes, in seconds and joules, to feed an accelerator\n\n  joulefeed COMMAND\n")
+        print(*lines, f"\nbash completes commands by: complete -W '{' '.join(COMMANDS)}' joulefeed", sep="\n")
+    elif name not in COMMANDS:
+        print(f"error: {name}: no such command; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    else:
+        module, *first = COMMANDS[name][0].split()
         if name == "resume":
             rest = [word if "=" in word or word.startswith("-") else f"resume={word}" for word in rest or ["latest"]]
         sys.argv[1:] = [*first, *rest]
@@ -44,15 +49,6 @@ def main() -> int:
                 raise
             print(f"error: joulefeed {name}: {error}{how}", file=sys.stderr)
             return 2
-    elif name in ("--help", "-h"):
-        print(
-            "joulefeed: what it takes, in seconds and joules, to feed an accelerator\n\n  joulefeed COMMAND [--help]\n"
-        )
-        print("\n".join(f"  {each:<10}{what}" for each, (_, what) in COMMANDS.items()))
-        print(f"\nto complete commands in bash: eval '{_COMPLETION.format(' '.join(COMMANDS))}'")
-    else:
-        print(f"error: {name}: no such command; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
     return 0
 
 

@@ -1,9 +1,19 @@
-"""The project's version, which stands once, in pyproject.toml; `--version` of every command prints it."""
+"""The project's version, which stands once, in pyproject.toml, and the extras that bring what its base leaves out."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Final
+
+EXTRAS: Final = {
+    **dict.fromkeys(("torch", "torchvision", "nibabel", "soundfile"), "torch"),
+    "nvidia": "dali",
+    **dict.fromkeys(("spdl", "obstore"), "spdl"),
+    **dict.fromkeys(("zmq", "msgpack", "fastcrc"), "streaming"),
+    "cassandra": "nosql",
+    "prometheus_client": "prometheus",
+}
+"""The extra of each package, by the name that is imported."""
 
 
 def version_text() -> str:
@@ -23,3 +33,9 @@ class PrintVersion(argparse.Action):
         """Print the version and end the program."""
         print(version_text())
         parser.exit()
+
+
+def remedy(error: BaseException) -> str:
+    """Return how to get what an import did not find, to be put behind the error; empty where no extra brings it."""
+    extra = EXTRAS.get(str(getattr(error, "name", "")).partition(".")[0])
+    return f"; pip install 'joulefeed[{extra}]' brings it" if extra and isinstance(error, ModuleNotFoundError) else ""

@@ -8,10 +8,9 @@ from typing import Final
 
 from energymon.analysis.curve import SeriesKey
 from energymon.clock.monotonic import NS, UNNOTICED_NS
-from energymon.reading import START, CounterStart, Event, Reading, Session, may_have_restarted_within
+from energymon.reading import START, CounterStart, Event, Reading, Session
 
-_LAG_NS: Final = NS // 5
-"""Two values of a counter may be further apart by so much than their readings: each may be some 100 ms old."""
+_LAG_NS: Final = NS // 5  # two values of a counter may be further apart than their readings by so much
 
 
 class _Unknown(Exception):
@@ -113,7 +112,7 @@ def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], 
         if max_j >= two.wrap * two.unit_j:
             raise _Unknown(f"in {elapsed_s:.0f} s the counter may have wrapped, at {two.wrap * two.unit_j:.0f} J")
         counts %= two.wrap
-    elif counts < 0 or may_have_restarted_within(two.raw * two.unit_j, max_j):
+    elif counts < 0 or two.raw * two.unit_j <= max_j:  # reset, it may have passed its old value since
         raise _Unknown("the counter was reset in between, or may have been")
     if counts * two.unit_j > max_j:
         raise _Unknown(f"the counter went by {counts * two.unit_j:.0f} J in {elapsed_s:.1f} s, which is not possible")

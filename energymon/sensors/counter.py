@@ -7,7 +7,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import INTERPOLATED, LAG_S, START, may_have_restarted_within
+from energymon.reading import INTERPOLATED, LAG_S, START
 from energymon.sensors.base import RawCounter, SensorChannel, SensorPoint
 
 _STILL_NS: Final = 2 * NS
@@ -110,7 +110,8 @@ class Counter:
         if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
             why = f"may wrap in {_span(self._wrap_ns)}, and two readings are {_span(elapsed_ns)} apart"
             return self._restart(raw, before_ns, why)
-        if self._interrupted and may_have_restarted_within(raw, self._max_per_ns * elapsed_ns):
+        # A counter that was reset in an outage, and has since passed its old value, is seen by nothing else.
+        if self._interrupted and raw <= self._max_per_ns * elapsed_ns:
             return self._restart(raw, before_ns, f"may have been reset in the {_span(elapsed_ns)} between two readings")
         # Two updates may follow each other more closely than they usually do.
         if not 0 <= delta <= self._max_per_ns * (now_ns - self.since_ns + self.lag_s * NS):

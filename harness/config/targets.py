@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
-from joulefeed.extras import remedy
+from joulefeed.version import remedy
 
 
 def find(target: str) -> Any:

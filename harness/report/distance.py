@@ -17,8 +17,6 @@ from joulefeed.table import Table, TableCell, TableColumn
 T = TypeVar("T")
 
 _PAPER: Final = "emlio"
-_COCO_KB: Final = 150
-"""Images with a greater mean are like COCO's, and those below it like ImageNet's."""
 _SAME_RTT: Final = 0.05
 """Share of the paper's RTT within which a regime equals its own."""
 
@@ -102,7 +100,7 @@ def choose_figure(results: Results) -> PaperFigure:
         name = "fig10"
     elif experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
         name = "fig7" if results.streams == 1 else "fig8"
-    elif experiment.dataset is not None and experiment.dataset.params.get("mean_kb", 0) > _COCO_KB:
+    elif experiment.dataset is not None and experiment.dataset.params.get("mean_kb", 0) > 150:  # kB, as COCO's
         name = "fig6"
     else:
         name = "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"

@@ -102,11 +102,9 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
             return EmulatedStep.idling(None if assumed is not None else model)
         if assumed is not None:
             step = EmulatedStep.assumed(assumed, scale)
-        elif getattr(workload, "infers", False):
-            raise ConfigError(
-                f"workloads.{workload.name}.stage=infer: no step of inference is published; assume one with "
-                "accelerator.seconds_per_sample=SECONDS, or take accelerator=cpu"
-            )
+        elif getattr(workload, "stage", "") == "infer":
+            where = f"workloads.{workload.name}.stage=infer"
+            raise ConfigError(f"{where}: no step of it is published; give accelerator.seconds_per_sample=SECONDS")
         else:
             step = EmulatedStep.published(workload, model, scale)
         step.use_host(check_number("accelerator.host_cpu_ms", accelerator.get("host_cpu_ms", 0.0)))

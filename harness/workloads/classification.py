@@ -62,11 +62,6 @@ class Classification(ABC):
         return self.stage in ("infer", "train")
 
     @property
-    def infers(self) -> bool:
-        """Whether they go through it forward only."""
-        return self.stage == "infer"
-
-    @property
     def transform(self) -> ImageTransform | TimedPipeline:
         """Random resized crop, flip and normalisation, as ImageNet training has them; nothing in the stage `read`."""
         from loaders.pipeline.image import ImageTransform

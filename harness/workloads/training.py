@@ -41,7 +41,7 @@ class TrainingStep:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = workload.model()
-        self._infers = getattr(workload, "infers", False)
+        self._infers = getattr(workload, "stage", "") == "infer"
         self._model = model.to(device).train(not self._infers)
         if device == "cuda" and all(weight.ndim < 5 for weight in self._model.parameters()):  # volumes have another
             self._model = self._model.to(memory_format=torch.channels_last)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from loaders.errors import LoaderConfigError
+from loaders.shared.daemon.flags import ServeOptions
 from loaders.shared.options import Count, RecordOptions, Seconds
 
 ENVIRONMENT: Final = "mosaic"
@@ -31,19 +32,13 @@ REGION: Final = "us-east-1"
 _SECRET: Final = re.compile(r"//[^/@]*@")
 
 
-class DaemonOptions(BaseModel):
-    """What a daemon serves, on which address and to whom. A field's title is the value that its flag takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DaemonOptions(ServeOptions):
+    """What a daemon serves, on which address and to whom."""
 
     root: Path = Field(title="DIR", description="folder that `prepare` made")
-    listen: str = Field(
-        default="127.0.0.1:0", title="HOST:PORT", description="address to listen on; port 0 is any free one"
-    )
     keys: Path | None = Field(
         default=None, title="DIR", description="the daemon's half of the keys; S3 knows no server without an access key"
     )
-    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
 
 
 @dataclass(frozen=True, slots=True)

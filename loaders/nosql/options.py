@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from loaders.nosql.schema import PORT
+from loaders.shared.daemon.flags import KeyedServeOptions
 from loaders.shared.options import Count, RecordOptions, Seconds, whole
 
 LISTEN = f"127.0.0.1:{PORT}"
@@ -17,26 +18,14 @@ SERVER: Final = "cassandra"
 """The server that the daemon starts: playbooks/cassandra.sh."""
 
 
-class DaemonOptions(BaseModel):
-    """What a server serves, on which address, to whom and how. A field's title is the value that its flag takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DaemonOptions(KeyedServeOptions):
+    """What a server serves, on which address, to whom and how: by TLS, certificates of both sides and a password."""
 
     root: Path = Field(title="DIR", description="folder with the tables of a dataset, as `prepare` makes it")
     listen: str = Field(
         default=LISTEN,
         title="HOST:PORT",
         description=f"address to listen on; port 0 is any free one (default: {LISTEN})",
-    )
-    keys: Path | None = Field(
-        default=None,
-        title="DIR",
-        description="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted "
-        "and authenticated (TLS with certificates of both sides, and a password)",
-    )
-    no_auth: bool = Field(
-        default=False,
-        description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
     )
     heap_mb: Annotated[int, Field(ge=128, le=65_536)] = Field(
         default=1024,
@@ -53,13 +42,6 @@ class DaemonOptions(BaseModel):
     start_s: Annotated[float, Field(gt=0, le=86_400)] = Field(
         default=120.0, title="S", description="seconds that the server may take to be ready (default: 120)"
     )
-    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        if self.keys is not None and self.no_auth:
-            raise ValueError("--keys and --no-auth exclude each other")
-        return self
 
 
 class NoSQLOptions(RecordOptions):

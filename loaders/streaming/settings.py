@@ -6,11 +6,12 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from loaders.errors import LoaderConfigError
+from loaders.shared.daemon.flags import KeyedServeOptions
 from loaders.shared.options import Count, RecordOptions, Seconds, whole, whole_or
 
 BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
@@ -127,30 +128,14 @@ class StreamSettings(RecordOptions):
         )
 
 
-class DaemonOptions(BaseModel):
-    """What a daemon serves, on which address, to whom and how.
-
-    Flags of `serve`, and keys of the `daemon` section of a loader in an experiment. A field's title is the value that
-    its flag takes.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+class DaemonOptions(KeyedServeOptions):
+    """What a daemon serves, on which address, to whom and how: by CURVE."""
 
     root: Path = Field(title="DIR", description="shard folder, made by `convert` or `index`")
     listen: str = Field(
         default=LISTEN,
         title="HOST:PORT",
         description=f"address to listen on, * for every IPv4 address; port 0 is any free one (default: {LISTEN})",
-    )
-    keys: Path | None = Field(
-        default=None,
-        title="DIR",
-        description="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted "
-        "and authenticated (CURVE)",
-    )
-    no_auth: bool = Field(
-        default=False,
-        description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
     )
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1,
@@ -181,10 +166,3 @@ class DaemonOptions(BaseModel):
     events: Path | None = Field(
         default=None, title="FILE", description="append a JSON line for every batch that is sent"
     )
-    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        if self.keys is not None and self.no_auth:
-            raise ValueError("--keys and --no-auth exclude each other")
-        return self

@@ -5,17 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from loaders.shared.daemon.flags import ServeOptions
 from loaders.shared.options import Count, RecordOptions, Seconds
 
 LISTEN = "127.0.0.1:5050"
 
 
-class DaemonOptions(BaseModel):
-    """What a daemon serves, on which address and how. A field's title is the value that its flag takes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DaemonOptions(ServeOptions):
+    """What a daemon serves, on which address and how."""
 
     root: Path = Field(title="DIR", description="shard folder, as `python -m loaders.streaming convert` makes it")
     listen: str = Field(
@@ -38,7 +37,6 @@ class DaemonOptions(BaseModel):
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2, title="N", description="threads of TensorFlow's operations, 1 to 64 (default: 2)"
     )
-    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
 
 
 class TfDataOptions(RecordOptions):

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.diagnose.cli import main
+from harness.diagnose.__main__ import main
 
 pytestmark = pytest.mark.process
 

@@ -19,7 +19,6 @@ _SLOW_QUANTILE: Final = 0.75
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
 
 _Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +88,20 @@ def measure_losses(results: Results) -> Mapping[tuple[str, int], float]:
     Compared are the epochs of a workload in a regime. Until the end of its first step an epoch has that step's loss.
     Epochs in which nothing was trained are left out.
     """
-    steps: dict[tuple[str, str, int], dict[str, tuple[_Floats, _Floats]]] = {}
+    epochs: dict[tuple[str, str, int], dict[str, pd.DataFrame]] = {}
     for cell in results.cells:
         for epoch, batches in _read_epochs(results, cell):
-            ordered = first_rank(batches).sort_values("step")
-            loss = ordered["loss"].to_numpy(np.float64)
-            if not np.isnan(loss).any():
-                ends_s = (ordered["wait_s"] + ordered["step_s"]).cumsum().to_numpy()
-                steps.setdefault((cell.workload, cell.regime, epoch), {})[cell.cell_id] = ends_s, loss
+            if not batches["loss"].isna().any():
+                ordered = first_rank(batches).sort_values("step")
+                ordered["end_s"] = (ordered["wait_s"] + ordered["step_s"]).cumsum()
+                epochs.setdefault((cell.workload, cell.regime, epoch), {})[cell.cell_id] = ordered
     found: dict[tuple[str, int], float] = {}
-    for (_, _, epoch), cells in steps.items():
-        until_s = min(ends_s[-1] for ends_s, _ in cells.values())
-        for cell_id, (ends_s, loss) in cells.items():
+    for (_, _, epoch), cells in epochs.items():
+        until_s = min(steps["end_s"].max() for steps in cells.values())
+        for cell_id, steps in cells.items():
             # Each loss holds from the end of its step to the end of the next.
-            lasts_s = np.diff(np.minimum([0.0, *ends_s[1:], math.inf], until_s))
-            found[cell_id, epoch] = float((loss * lasts_s).sum() / until_s)
+            lasts_s = np.diff(np.minimum([0.0, *steps["end_s"].iloc[1:], math.inf], until_s))
+            found[cell_id, epoch] = float((steps["loss"] * lasts_s).sum() / until_s)
     return found
 
 

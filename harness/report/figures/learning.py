@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -27,25 +27,24 @@ from joulefeed.table import Table
 _WINDOWS: Final = 12
 """Running means are over this part of a training's steps."""
 _SLOW_SHARE: Final = 0.25
-_ROWS: Final = {
-    "by iteration": ("iteration", "loss"),
-    "by time": ("seconds of training", "loss"),
-    "batches": ("slow samples in a batch", "share of batches"),
-    "share": ("iteration", "share of slow samples"),
-}
+_LABELS: Final = (
+    ("iteration", "loss"),
+    ("seconds of training", "loss"),
+    ("slow samples in a batch", "share of batches"),
+    ("iteration", "share of slow samples"),
+)
 """Names of both axes, by row."""
 _SEED_STEP: Final = 0.16
 """Between the points of two loaders, in seeds."""
 _COLUMNS: Final = ("workload", "base", "cell_id", "repeat", "epoch", "iteration", "at_s", "loss", "ids")
 _Spread = Mapping[tuple[str, str], list[Composition]]
-"""The epochs of every workload and loader, in order."""
 
 
 def draw(spec: Learning, results: Results, heading: str) -> Figure | None:
     """Draw the figure; None when no cell ended, or of seeds when nothing was trained."""
     if spec.panels == "seeds":
         return _draw_seeds(results, heading)
-    return _draw_iterations(results, heading, ["by time"] if spec.panels == "time" else [*_ROWS])
+    return _draw_iterations(results, heading, [1] if spec.panels == "time" else range(len(_LABELS)))
 
 
 def table(spec: Learning, results: Results) -> Table | None:
@@ -67,7 +66,7 @@ def words(spec: Learning, results: Results) -> Mapping[str, str]:
     return {"windows": str(_WINDOWS), "shares": shares}
 
 
-def _draw_iterations(results: Results, heading: str, rows: Sequence[str]) -> Figure | None:
+def _draw_iterations(results: Results, heading: str, rows: Sequence[int]) -> Figure | None:
     """Draw a column a workload."""
     frame, spread = _steps(results), _spread(results)
     workloads = [key for key in results.workloads if (frame["workload"] == key).any()]
@@ -79,16 +78,12 @@ def _draw_iterations(results: Results, heading: str, rows: Sequence[str]) -> Fig
     for column, workload in enumerate(workloads):
         here = frame[frame["workload"] == workload]
         found = {base: spread.get((workload, base), []) for base in dict.fromkeys(here["base"])}
-        draws: Mapping[str, Callable[[Axes], None]] = {
-            "by iteration": partial(_draw_losses, frame=here, over="iteration"),
-            "by time": partial(_draw_losses, frame=here, over="at_s"),
-            "batches": partial(_draw_batches, found=found),
-            "share": partial(_draw_shares, found=found),
-        }
+        losses = [partial(_draw_losses, frame=here, over=over) for over in ("iteration", "at_s")]
+        draws = [*losses, partial(_draw_batches, found=found), partial(_draw_shares, found=found)]
         for row, axes in zip(rows, panels[:, column], strict=True):
             draws[row](axes)
-            axes.set_xlabel(_ROWS[row][0])
-            axes.set_ylabel("" if column else _ROWS[row][1])
+            axes.set_xlabel(_LABELS[row][0])
+            axes.set_ylabel("" if column else _LABELS[row][1])
         panels[0][column].set_title(spell(workload), pad=9)
     figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
     return figure

@@ -9,13 +9,46 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 
 Options = TypeVar("Options", bound=BaseModel)
+
+
+class ServeOptions(BaseModel):
+    """What a daemon serves and where: flags of `serve`, with titles for their values, and keys of `daemon` sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    root: Path = Field(title="DIR")
+    listen: str = Field(
+        default="127.0.0.1:0", title="HOST:PORT", description="address to listen on; port 0 is any free one"
+    )
+    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
+
+
+class KeyedServeOptions(ServeOptions):
+    """And to whom it serves."""
+
+    keys: Path | None = Field(
+        default=None,
+        title="DIR",
+        description="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted "
+        "and authenticated",
+    )
+    no_auth: bool = Field(
+        default=False,
+        description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
+    )
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.keys is not None and self.no_auth:
+            raise ValueError("--keys and --no-auth exclude each other")
+        return self
 
 
 def flag_of(name: str) -> str:
