@@ -22,7 +22,6 @@ COMMANDS: Final = {
     "testbed": ("harness.testbed", "links between nodes: doctor, up, down, clean"),
     "serve": ("loaders.streaming serve", "serve a dataset to streaming loaders"),
 }
-"""By name: the module that is run, with its first arguments, and what it does."""
 
 
 def main() -> int:

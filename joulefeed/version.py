@@ -13,7 +13,6 @@ EXTRAS: Final = {
     "cassandra": "nosql",
     "prometheus_client": "prometheus",
 }
-"""The extra of each package, by the name that is imported."""
 
 
 def version_text() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Final
+
+from pydantic import PlainSerializer
 
 from energymon import Accuracy, Baseline, Event
 from harness.cell.messages import AcceleratorRecord
@@ -14,6 +16,8 @@ from harness.system.spin import Spin
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.delay_calibration import Calibration
 from harness.testbed.link.userspace.paths import PathCounters
+
+_BY_NAME: Final = PlainSerializer(lambda one: one._asdict())  # pydantic writes a named tuple without its names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +97,9 @@ class EnergyRecord:
     """The clock of the readings minus the monotonic clock; of another host minus the lead's UTC."""
     series: Sequence[SensorRecord] = ()
     unreadable: Sequence[SensorRecord] = ()
-    events: Sequence[Event] = ()
+    events: Sequence[Annotated[Event, _BY_NAME]] = ()
     """What the energy agent reported during the cell."""
-    idle: Sequence[Baseline] = ()
+    idle: Sequence[Annotated[Baseline, _BY_NAME]] = ()
     """What each series drew before the first cell of the session. Empty where no baseline was taken."""
     idle_cpu_util: float | None = None
     """Utilisation of the host's processors while the baseline was taken, 0 to 1."""

@@ -38,7 +38,7 @@ def test_a_delay_that_is_known_is_in_the_age_of_its_source_alone(rapl, boards, n
 @pytest.mark.parametrize(("source", "delay_s"), [("nvml-power", 0.1), ("rapl", 0.1), ("nvml-counter", -0.1)])
 def test_a_delay_of_no_counter_or_below_zero_is_refused(source, delay_s):
     with pytest.raises(OptionError, match=f"--delay-ms {source}="):
-        SensorConfig(delays_s={source: delay_s})
+        SensorConfig(delays_s={source: delay_s}).check()
 
 
 @pytest.mark.usefixtures("perf_allowed")
@@ -88,4 +88,4 @@ def test_a_named_sensor_that_is_missing_is_an_error_with_the_reason(tmp_path, no
 )
 def test_impossible_options_are_refused_by_name(options, told):
     with pytest.raises(OptionError, match=told):
-        SensorConfig(**options)
+        SensorConfig(**options).check()

@@ -207,7 +207,7 @@ def test_a_meter_at_the_wall_is_too_slow_to_be_calibrated(capsys):
 def test_several_meters_are_plugs_of_as_many_supplies():
     assert SensorConfig(wall=("tasmota:http://a", "shelly:http://b")).wall
     with pytest.raises(OptionError, match="a plug for each"):
-        SensorConfig(wall=("ipmi", "shelly:http://b"))
+        SensorConfig(wall=("ipmi", "shelly:http://b")).check()
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ _LABELS: Final = (
     ("slow samples in a batch", "share of batches"),
     ("iteration", "share of slow samples"),
 )
-"""Names of both axes, by row."""
 _SEED_STEP: Final = 0.16
 """Between the points of two loaders, in seeds."""
 _COLUMNS: Final = ("workload", "base", "cell_id", "repeat", "epoch", "iteration", "at_s", "loss", "ids")
