@@ -50,7 +50,8 @@ def test_pixels_are_those_of_the_shared_transform_and_are_kept(daemon, samples: 
 
 
 def test_an_epoch_left_in_the_middle_and_one_whose_process_is_killed_leave_a_loader_that_works(daemon) -> None:
-    with _loader(daemon.endpoint, batch_size=1) as loader:
+    # Few batches ahead, so that most of them are still to be decoded when the process is killed.
+    with _loader(daemon.endpoint, batch_size=1, prefetch_batches=2) as loader:
         workers = _workers()
         next(loader.epoch(0))
         assert sorted(i for batch in loader.epoch(2) for i in batch.ids.tolist()) == ALL
