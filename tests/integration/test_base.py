@@ -59,4 +59,4 @@ def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulef
         assert done.returncode in {0, *few}, (words, done.stdout, done.stderr)
     missing = joulefeed("run", "+experiment=smoke", *places(tmp_path))
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1
-    assert "pip install 'joulefeed[torch]'" in missing.stderr
+    assert "pip install 'joulefeed[" in missing.stderr  # torch or streaming, whichever is imported first
