@@ -122,26 +122,22 @@ def judge(name: str, found: Findings, epochs_s: Mapping[str, Sequence[float]]) -
     said = {one.choice.key: one.epoch_s(found.place, found.scatter) for one in found.ranked}
     errors = {each: said[each].value / grid[each] - 1 for each in said if each in grid}
     held = {each: said[each].low <= grid[each] <= said[each].high for each in errors}
-    regret = grid[key] / grid[best] - 1
+    regrets = {each: epoch_s / grid[best] - 1 for each, epoch_s in grid.items()}
+    regret = regrets[key]
     own = grid[key] / grid[found.in_use.key] - 1
     text = f"{found.decide()}: {key}, {regret:.1%} over {best}; {own:+.0%} on the own; {found.seconds:.0f} s"
     raw: dict[str, Any] = {"seconds": found.seconds, "best": best, "advised": key, "regret": regret, "own": own}
     peers = {
-        "torch's default": find_one(grid, best, "pytorch_num_workers_0"),
-        "a worker a processor": find_one(grid, best, f"pytorch_num_workers_{found.place.cores}"),
-        "random, halving": search(grid, found.seconds, len(found.candidates), found.scatter),
+        "torch's default": regrets.get("pytorch_num_workers_0"),
+        "a worker a processor": regrets.get(f"pytorch_num_workers_{found.place.cores}"),
+        "random, halving": search(grid, len(found.candidates), found.scatter),
     }
     raw |= {"errors": errors, "held": held, "peers": peers, "grid": dict(epochs_s), "scatter": found.scatter}
     return at_most(f"{name}: regret", 0.08, regret, text, ".0%", **raw)
 
 
-def find_one(grid: Mapping[str, float], best: str, key: str) -> float | None:
-    """Return the regret of one of the choices; None where it is not in the grid."""
-    return grid[key] / grid[best] - 1 if key in grid else None
-
-
-def search(grid: Mapping[str, float], seconds: float, cells: int, scatter: float) -> float:
-    """Return the mean regret of random search with halving, which makes as many probes as the advice in its time.
+def search(grid: Mapping[str, float], cells: int, scatter: float) -> float:
+    """Return the mean regret of random search with halving, in as many probes as the advice made.
 
     Half of the probes are of choices at random, a quarter of the better half of them again, and so on.
     """

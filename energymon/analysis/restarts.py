@@ -10,7 +10,7 @@ from energymon.analysis.curve import SeriesKey
 from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.reading import START, CounterStart, Event, Reading, Session
 
-_LAG_NS: Final = NS // 5  # two values of a counter may be further apart than their readings by so much
+_LAG_NS: Final = NS // 5  # a counter's values may be so much further apart than their readings, each some 100 ms old
 
 
 class _Unknown(Exception):

@@ -103,7 +103,7 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
         if assumed is not None:
             step = EmulatedStep.assumed(assumed, scale)
         elif getattr(workload, "stage", "") == "infer":
-            raise ConfigError(f"workloads.{workload.name}.stage=infer: expected accelerator.seconds_per_sample too")
+            raise ConfigError(f"workloads.{workload.name}.stage=infer: unpublished; set accelerator.seconds_per_sample")
         else:
             step = EmulatedStep.published(workload, model, scale)
         step.use_host(check_number("accelerator.host_cpu_ms", accelerator.get("host_cpu_ms", 0.0)))
