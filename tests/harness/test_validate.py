@@ -4,6 +4,8 @@ import csv
 import hashlib
 import json
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -218,7 +220,7 @@ EDITIONS = {1: "34839dadbc61", 2: "7c2d4854feed", 3: "7c2d4854feed"}
 
 def test_the_edition_rises_with_the_rules():
     assert EDITIONS.get(checks.RULES_EDITION) == describe_rules(), (
-        "the rules have changed: raise RULES_EDITION in harness/results/checks.py, and add to EDITIONS "
+        "the rules have changed: raise RULES_EDITION in harness/results/checks, and add to EDITIONS "
         f"what the new edition consists of: {describe_rules()}"
     )
     assert max(EDITIONS) == checks.RULES_EDITION
@@ -226,7 +228,9 @@ def test_the_edition_rises_with_the_rules():
 
 def describe_rules():
     """Return a checksum of the names of rules, of the default limits, and of the limits that the rules have in code."""
-    limits = {name: value for name, value in vars(checks).items() if name.isupper() and isinstance(value, int | float)}
+    modules = [checks, *(import_module(f"{checks.__name__}.{one.name}") for one in iter_modules(checks.__path__))]
+    named = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
+    limits = {name: value for name, value in named.items() if isinstance(value, int | float)}
     del limits["RULES_EDITION"]
     text = json.dumps([sorted(checks.RULES), Tolerances().model_dump(), limits], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

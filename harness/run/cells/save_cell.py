@@ -25,7 +25,7 @@ from harness.results.cells import (
     SensorRecord,
     SpinRecord,
 )
-from harness.results.checks import ONE_CLOCK
+from harness.results.checks.judged import ONE_CLOCK
 from harness.results.edges import find_epoch_edges
 from harness.results.files import parse_value, write_json
 from harness.results.make_rows import to_readings_ns
