@@ -45,8 +45,8 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_690,
-    "core": 48_790,
+    "packages": 73_700,
+    "core": 48_740,
     "tests": 47_500,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
