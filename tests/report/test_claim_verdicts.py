@@ -209,7 +209,8 @@ def test_a_claim_of_a_board_needs_as_many_of_that_board(label: str, devices: int
 
 
 OWN_STEPS = ("emlio_behind", "emlio_fig9", "emlio_fig11", "emlio_readers")
-"""Orders and slowdowns beside an assumed step, a training whose steps are computed, and epochs without a step."""
+"""Slowdowns beside a step of larger pictures, orders and slowdowns beside an assumed step, a training whose steps are
+computed, and epochs without a step."""
 
 
 def test_claims_of_constant_epochs_and_equal_loaders_are_of_no_step_that_makes_them_so() -> None:

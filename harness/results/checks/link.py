@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from harness.results.checks.judged import NOT_APPLICABLE, PASS, READS_ONCE, UNKNOWN, WARN, Check, JudgedEpoch
-from harness.results.metrics import find_fastest_second, summarize_pings
+from harness.results.metrics import LinkPings, find_fastest_second, summarize_pings
 from harness.testbed.link.measure.bounds import CHANCE, list_link_bounds
 from harness.testbed.link.userspace.paths import PathCounters
 
@@ -16,9 +16,10 @@ from harness.testbed.link.userspace.paths import PathCounters
 def check_link(epoch: JudgedEpoch) -> Iterable[Check]:
     """Judge the link of an epoch that uses one."""
     if not epoch.data.cell.regime.is_local:
+        seen = summarize_pings(epoch.data, epoch.start, epoch.end)
         yield from _check_probes(epoch)
-        yield from _check_pings(epoch)
-        yield _check_link_in_epoch(epoch)
+        yield from _check_pings(epoch, seen)
+        yield _check_link_in_epoch(epoch, seen)
 
 
 def _check_probes(epoch: JudgedEpoch) -> Iterable[Check]:
@@ -54,12 +55,11 @@ def _check_paths(epoch: JudgedEpoch, asked: int, found: Sequence[PathCounters]) 
     return epoch.check("paths", expected, actual, PASS if all(path.connections for path in found) else WARN)
 
 
-def _check_pings(epoch: JudgedEpoch) -> Iterable[Check]:
+def _check_pings(epoch: JudgedEpoch, seen: LinkPings | None) -> Iterable[Check]:
     """Judge how a link carried pings within the epoch."""
     limits, regime = epoch.limits, epoch.data.cell.regime
     paused = f"no packet held for more than {limits.link_pause_ms:g} ms"
     held = f"≤ {limits.link_held_pct:g} % of the pings held for more than {limits.link_held_ms:g} ms"
-    seen = summarize_pings(epoch.data, epoch.start, epoch.end)
     if seen is None:
         yield epoch.check("link_held", held, "not watched", UNKNOWN)
         return
@@ -82,10 +82,9 @@ def _check_pings(epoch: JudgedEpoch) -> Iterable[Check]:
     yield epoch.check("pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
 
 
-def _check_link_in_epoch(epoch: JudgedEpoch) -> Check:
+def _check_link_in_epoch(epoch: JudgedEpoch, seen: LinkPings | None) -> Check:
     """Judge whether the link was as far as its regime while the epoch used it, and no faster."""
     limits, regime = epoch.limits, epoch.data.cell.regime
-    seen = summarize_pings(epoch.data, epoch.start, epoch.end)
     allowed_ms = max(limits.link_epoch_ms, regime.rtt_ms * limits.link_epoch_pct / 100)
     # What the delay line itself was late by, which is the host's doing, is in no bound but that of `link_pause`.
     late_ms = allowed_ms + 2 * (seen.pause_ms or 0.0 if seen else 0.0)
