@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Final
 
 import energymon
@@ -60,7 +60,7 @@ class ScriptProber:
                 rate_bytes=None,
                 rtt_s=0.0,
                 batches=first["epoch"],
-                step_s=median(first["steps_s"]),
+                step_s=fmean(first["steps_s"]),
             )
             found = Findings(
                 subject=self._script.name,
@@ -136,7 +136,7 @@ class ScriptProber:
             return
         count = len(seen["steps_s"])
         # Workers take processors from a step on the CPU: its own time is that with the least of them.
-        found.place = replace(found.place, step_s=min(found.place.step_s, median(seen["steps_s"])))
+        found.place = replace(found.place, step_s=min(found.place.step_s, fmean(seen["steps_s"])))
         probe = ProbedEpoch(
             batches=count,
             epoch_s=count * (fmean(seen["steps_s"]) + fmean(seen["waits_s"])),
