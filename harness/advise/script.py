@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Final
 
 import energymon
@@ -41,6 +41,7 @@ class ScriptProber:
             raise ConfigError(f"--script {script}: there is no such file; expected a training script in Python")
         self._script, self._arguments, self._options, self._command = script, list(arguments), options, command
         self._place: str | None = None
+        self._steps_s: dict[str, list[float]] = {}
         self._took_s = 0.0
 
     def run(self) -> Findings:
@@ -135,8 +136,9 @@ class ScriptProber:
             found.spoiled.setdefault(choice.key, f"other programs used {seen['others_cpus']:.1f} processors")
             return
         count = len(seen["steps_s"])
+        self._steps_s.setdefault(choice.key, []).append(fmean(seen["steps_s"]))
         # Workers take processors from a step on the CPU: its own time is that with the least of them.
-        found.place = replace(found.place, step_s=min(found.place.step_s, fmean(seen["steps_s"])))
+        found.place = replace(found.place, step_s=min(map(median, self._steps_s.values())))
         probe = ProbedEpoch(
             batches=count,
             epoch_s=count * (fmean(seen["steps_s"]) + fmean(seen["waits_s"])),

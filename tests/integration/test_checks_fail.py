@@ -269,8 +269,10 @@ class Saboteur:
 
     def _clock_is_set(self) -> None:
         before = self._count_steps()
-        self.shift.write_bytes(struct.pack("q", 2_000_000_000))
-        wait_until(lambda: self._count_steps() > before)
+        # In place: the agent, which has the file mapped, dies where it reads while the file is empty.
+        with self.shift.open("r+b") as file:
+            file.write(struct.pack("q", 2_000_000_000))
+        assert wait_until(lambda: self._count_steps() > before), "the agent sees no clock that was set"
 
     def _count_steps(self) -> int:
         """Return how often the clock was set by 2 s; a busy machine may show small steps of its own at any time."""
