@@ -23,12 +23,12 @@ UTILISATION = {int(key): low(value) for key, value in find_table("textbook/outpu
 def folder(build):
     """Return a maker of folders in which every epoch lasts as long as the model says, or as `slower` times that."""
 
-    def make(name, workloads, *, slower=1.0, workers=WORKERS, epochs=2):
+    def make(name, workloads, *, slower=1.0, workers=WORKERS, epochs=2, scale=1):
         builder = build(name=name, loaders=("pytorch",), regimes=("local",), repeats=1)
         builder.config |= {
             "workloads": workloads,
             "loaders": {"pytorch": {**builder.config["loaders"]["pytorch"], "sweep": {"num_workers": list(workers)}}},
-            "accelerator": {"kind": "emulated", "model": "textbook", "time_scale": 1.0},
+            "accelerator": {"kind": "emulated", "model": "textbook", "time_scale": float(scale)},
             "epochs": epochs,
             "figures": [name],
         }
@@ -42,7 +42,7 @@ def folder(build):
                 about = {"cell_id": cell_id, "loader": loader, "workload": workload}
                 accelerator = {"label": "emulated: the textbook's accelerator", "emulated": True}
                 builder.cells[cell_id] = {**cell, **about, "repeat": repeat, "accelerator": accelerator}
-                one = simulate(config["load_ms"], 10, workers=count, steps=200, cap=config.get("overlapping_loads"))
+                one = simulate(config["load_ms"], 10 * scale, workers=count, steps=200, cap=config.get("overlapping_loads"))
                 for epoch in range(1, epochs + 1):
                     # Starting the workers takes the first epoch a second more.
                     wall_s = one.wall_s / 1e3 * slower + (1.0 if epoch == 1 and epochs > 1 else 0.0)
@@ -63,8 +63,8 @@ def output_8_5_1(folder):
 
 @pytest.fixture
 def exercise_8_5_2(folder):
-    loads = {f"load_{load}ms": {"load_ms": load, "overlapping_loads": 2, "batch_size": 1} for load in (8, 18, 28)}
-    return lambda **options: folder("textbook_8_5_2", loads, **options)
+    loads = {f"load_{load}ms": {"load_ms": load, "overlapping_loads": 2, "batch_size": 1} for load in (24, 54, 84)}
+    return lambda **options: folder("textbook_8_5_2", loads, scale=3, **options)
 
 
 def words(path):
@@ -128,15 +128,15 @@ def test_the_capped_knee_tracks_the_ratio_until_the_cap_binds(exercise_8_5_2):
     assert "where the cap binds" in claims[2].claim
     render(read_report(folder))
     text = words(folder / "figures" / "textbook_8_5_2.svg")
-    for expected in ("load 28 ms, step 10 ms", "2 loads overlap", "model with the cap", "model without it", "70.9 %"):
+    for expected in ("load 84 ms, step 30 ms", "2 loads overlap", "model with the cap", "model without it", "70.9 %"):
         assert expected in text
 
 
 def test_workers_that_are_not_capped_have_their_knee_elsewhere(folder):
-    loads = {"load_28ms": {"load_ms": 28.0, "overlapping_loads": 2, "batch_size": 1}}
-    builder = folder("textbook_8_5_2", loads)
+    loads = {"load_84ms": {"load_ms": 84.0, "overlapping_loads": 2, "batch_size": 1}}
+    builder = folder("textbook_8_5_2", loads, scale=3)
     for row in builder.rows.values():
         if int(row["loader"].rpartition("_")[2]) >= 3:
-            row["duration_s"], row["stall_s"] = 2.028, 0.028
+            row["duration_s"], row["stall_s"] = 6.084, 0.084
     (claim,) = [claim for claim in judge(read_results(builder.write())) if claim.verdict != NOT_CHECKED]
     assert (claim.actual, claim.verdict) == ("knee at 3", FAIL)
