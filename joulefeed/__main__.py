@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "doctor": ("energymon doctor --seconds 1", "what of this machine's energy can be measured"),
     "energy": ("energymon", "joules of a command, a window or a machine: joulefeed energy exec -- CMD"),
     "testbed": ("harness.testbed", "links between nodes: doctor, up, down, clean"),
+    "new": ("joulefeed.new", "write a loader, dataset, workload, figure or experiment of your own to begin with"),
     "serve": ("loaders.streaming serve", "serve a dataset to streaming loaders"),
 }
 

@@ -8,7 +8,7 @@ exec 3>&1 1>&2
 fail() { echo "wheel: $*"; exit 1; }
 
 if [ -e pyproject.toml ]; then
-  set -- harness energymon loaders joulefeed conf playbooks pyproject.toml requirements.lock README.md LICENSE
+  set -- harness energymon loaders joulefeed conf playbooks docs pyproject.toml requirements.lock README.md LICENSE
 else
   cd ..  # from harness/ to the folder of all packages
   set -- harness energymon loaders joulefeed conf joulefeed-*.dist-info

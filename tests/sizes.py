@@ -24,6 +24,7 @@ LEAVES = (
     "harness/papers/",
     "harness/datasets/",
     "harness/workloads/",
+    "joulefeed/new.py",
     "loaders/pipeline/",
     "loaders/shared/fixed.py",
     *(f"loaders/{name}/" for name in ("dali", "mosaic", "nosql", "pecan", "pytorch", "spdl", "tfdata")),
@@ -45,7 +46,7 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_700,
+    "packages": 74_000,
     "core": 48_740,
     "tests": 47_500,
     "loaders/sample_aware": 3_950,

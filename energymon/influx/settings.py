@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -45,6 +46,10 @@ class InfluxSettings:
         in ms. Raises OptionError, which never shows the token.
         """
         url = _checked_url(environment.get("INFLUXDB_V2_URL", ""))
+        if find_spec("influxdb_client") is None:
+            raise OptionError(
+                f"INFLUXDB_V2_URL={url}: its client is missing; pip install 'joulefeed[influx]' brings it"
+            )
         bucket = environment.get("INFLUXDB_V2_BUCKET", "")
         if not bucket:
             raise OptionError("INFLUXDB_V2_BUCKET is not set: expected the bucket that the readings go to")

@@ -1,4 +1,4 @@
-"""`python -m harness.papers [list | run | score]`."""
+"""`python -m harness.papers [list | run | score | submit]`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from joulefeed.table import Table, TableColumn, print_table
 _OUT: Final = Path("results/papers")
 _KEPT: Final = Path("benchmarks/results/papers")
 _PAGE: Final = Path("docs/scorecard.md")
+_MACHINES: Final = Path("benchmarks/results/machines")
+_MACHINES_PAGE: Final = Path("docs/machines.md")
 _DESCRIPTION: Final = """\
 The figures and tables of five papers: the command of each, a run of all of them, and what of them reproduces.
 
@@ -27,6 +29,9 @@ The figures and tables of five papers: the command of each, a run of all of them
   python -m harness.papers run                run what has no whole run yet, in some four hours
   python -m harness.papers run --paper emlio  those of one paper; the same command goes on after an interruption
   python -m harness.papers score              keep the runs, and write docs/scorecard.md
+  python -m harness.papers submit results/latest --machine NAME
+                                              keep any run as this machine's, and write docs/machines.md: a pull
+                                              request with both puts it beside other machines
 
 exit status
   0 every experiment is done   2 a wrong argument or folder   3 an experiment failed; the others are done
@@ -38,7 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.papers", description=_DESCRIPTION, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("do", nargs="?", default="list", choices=["list", "run", "score"], help="(default: list)")
+    parser.add_argument(
+        "do", nargs="?", default="list", choices=["list", "run", "score", "submit"], help="(default: list)"
+    )
+    parser.add_argument(
+        "folders", nargs="*", metavar="FOLDER", help="of submit: runs' folders (default: results/latest)"
+    )
+    parser.add_argument("--machine", default="", metavar="NAME", help="of submit: such as xeon-2-cores")
     parser.add_argument("--paper", metavar="NAME", help="emlio, minato, cassandra_dali, spdl or textbook")
     parser.add_argument("--scale", default="small", choices=["small", "full"], help="(default: small)")
     parser.add_argument("--experiments", nargs="+", default=[], metavar="NAME", help="of run: these alone")
@@ -46,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kept", type=Path, default=_KEPT, metavar="FOLDER", help=f"of score: the kept runs ({_KEPT})")
     parser.add_argument("--page", type=Path, default=_PAGE, metavar="FILE", help=f"of score ({_PAGE})")
     options = parser.parse_args(argv)
+    if options.folders and options.do != "submit":
+        parser.error(f"{options.do} takes no FOLDER")
     try:
         with disk_errors({"--out": options.out, "--kept": options.kept}):
-            return {"list": _list, "run": _run, "score": _score}[options.do](options)
+            return {"list": _list, "run": _run, "score": _score, "submit": _submit}[options.do](options)
     except HarnessError as error:
         Console(stderr=True, style="red").print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return error.exit_status
@@ -103,6 +116,15 @@ def _score(options: argparse.Namespace) -> int:
     keep(find_runs([options.out], options.scale), options.kept)
     write_whole(options.page, make_scorecard(list_papers(), options.kept).encode())
     print(options.page)
+    return 0
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from harness.papers.machines import make_machines_page, submit
+
+    submit(options.folders or ["results/latest"], options.machine, _MACHINES)
+    write_whole(_MACHINES_PAGE, make_machines_page(_MACHINES).encode())
+    print(_MACHINES_PAGE)
     return 0
 
 

@@ -73,7 +73,7 @@ def _shrink(figure: Path, target: Path) -> None:
         picture = picture.resize((round(0.85 * picture.width), round(0.85 * picture.height)), Image.Resampling.LANCZOS)
 
 
-def _find_kept(kept: Path) -> dict[str, PaperRun]:
+def find_kept(kept: Path) -> dict[str, PaperRun]:
     """Return the kept runs by experiment."""
     folders = (file.parent for file in sorted(kept.glob("*/run.json")))
     return {folder.name: PaperRun(RunFolder(folder)) for folder in folders if not folder.name.startswith(".")}
@@ -82,13 +82,13 @@ def _find_kept(kept: Path) -> dict[str, PaperRun]:
 def count_kept(papers: Mapping[str, Paper], kept: Path) -> Counter[str]:
     """Return how many claims of the kept runs have each verdict."""
     used = {item.experiment for paper in papers.values() for item in paper.items}
-    runs = _find_kept(kept).items()
+    runs = find_kept(kept).items()
     return Counter(str(claim["verdict"]) for name, run in runs if name in used for claim in run.claims)
 
 
 def make_scorecard(papers: Mapping[str, Paper], kept: Path) -> str:
     """Return the page: counts, then every claim of every item with its verdict, reason, date and commit."""
-    runs = _find_kept(kept)
+    runs = find_kept(kept)
     machines = "; ".join(dict.fromkeys(str(run.described["machine"]) for run in runs.values()))
     lines = [
         "# What of the papers reproduces here",

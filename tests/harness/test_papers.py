@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from harness.config import list_packaged
 from harness.papers import run as runner
 from harness.papers.__main__ import main
 from harness.papers.items import find_partial, find_runs, list_experiments, list_papers
+from harness.papers.machines import make_machines_page
 from harness.papers.score import MOST_KB, count_kept, make_scorecard
 from harness.report import read_report
 from harness.report.claims.reader import make_definitions
 from harness.report.render import write_claims
 from harness.results.collect import collect
+from harness.results.epoch_row import EpochRow, read_rows, write_rows
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from tests.harness.test_validate import run as validated
@@ -97,7 +100,35 @@ def test_the_scorecard_is_of_kept_runs_that_validate(paper_run, tmp_path, capsys
 
 def test_the_scorecard_of_the_docs_and_the_counts_of_the_readme_are_of_the_kept_runs():
     kept, papers = REPO / "benchmarks/results/papers", list_papers()
+    machines = make_machines_page(REPO / "benchmarks/results/machines")
+    assert (REPO / "docs/machines.md").read_text() == machines, "python -m harness.papers submit"
     assert (REPO / "docs/scorecard.md").read_text() == make_scorecard(papers, kept), "python -m harness.papers score"
     counts = count_kept(papers, kept)
     words = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("PASS", "FAIL", "INCONCLUSIVE", "NOT CHECKED"))
     assert f"{words} ([docs/scorecard.md](docs/scorecard.md))" in " ".join((REPO / "README.md").read_text().split())
+
+
+def test_runs_are_handed_in_and_machines_stand_side_by_side(paper_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "docs").mkdir()
+    hand_in = ["submit", str(paper_run.folder), "--machine"]
+    assert main([*hand_in, "Two Cores"]) == 2
+    assert "expected lower-case words" in capsys.readouterr().err
+    assert main([*hand_in, "two-cores"]) == 2
+    assert "its code is that of commit unknown" in capsys.readouterr().err
+    host = {"cpu": {"value": "Fast CPU"}, "logical_cpus": {"value": 2}, "hostname": {"value": "secret"}}
+    write_json(paper_run.provenance, {"source": {"commit": {"value": 40 * "a"}}, "host": host})
+    collect(paper_run)
+    assert main([*hand_in, "two-cores"]) == main([*hand_in, "another"]) == 0
+    kept = tmp_path / "benchmarks" / "results" / "machines"
+    assert "secret" not in (kept / "another" / "emlio_fig5" / "provenance.json").read_text()
+    page = (tmp_path / "docs" / "machines.md").read_text()
+    assert "| two-cores | Fast CPU, 2 processors |" in page
+    assert "| workload | regime | loader | another | two-cores |" in page
+    assert "| resnet50 | local | pytorch | 4 s, " in page
+    rows = read_rows(paper_run.epochs_parquet, EpochRow)
+    write_rows(
+        [replace(row, valid="invalid: steal") for row in rows], EpochRow, paper_run.epochs_parquet, tmp_path / "csv"
+    )
+    assert main([*hand_in, "two-cores"]) == 2
+    assert "resnet50 · local · pytorch: no row is valid" in capsys.readouterr().err

@@ -28,8 +28,8 @@ def joulefeed(tmp_path_factory):
     install = [uv, "pip", "install", "--quiet", "--python", home / ".venv" / "bin" / "python"]
     subprocess.run([*install, "--constraint", REPO / "requirements.lock", wheel.stdout.strip()], check=True)
 
-    def run_command(*words):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    def run_command(*words, **variables):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
         return run([str(home / ".venv" / "bin" / "joulefeed"), *words], cwd=home, env=environment)
 
     run_command.packages = home / ".venv" / "lib"
@@ -46,6 +46,13 @@ def test_it_measures_a_command_and_says_what_the_host_can_measure(joulefeed):
     assert joulefeed("energy", "exec", "--", "true").returncode == 0
     assert "sensors" in joulefeed("doctor").stdout
     assert joulefeed("advise", "--help").returncode == 0
+
+
+def test_it_writes_skeletons_and_names_the_extra_of_a_server(joulefeed):
+    assert "of_mine.py" in joulefeed("new", "workload", "of_mine").stdout
+    server = {"INFLUXDB_V2_URL": "http://127.0.0.1:1", "INFLUXDB_V2_BUCKET": "energy", "INFLUXDB_V2_TOKEN": "none"}
+    refused = joulefeed("energy", "dashboard", **server)
+    assert refused.returncode == 2 and "pip install 'joulefeed[influx]'" in refused.stderr
 
 
 def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulefeed, tmp_path):

@@ -42,7 +42,9 @@ def folder(build):
                 about = {"cell_id": cell_id, "loader": loader, "workload": workload}
                 accelerator = {"label": "emulated: the textbook's accelerator", "emulated": True}
                 builder.cells[cell_id] = {**cell, **about, "repeat": repeat, "accelerator": accelerator}
-                one = simulate(config["load_ms"], 10 * scale, workers=count, steps=200, cap=config.get("overlapping_loads"))
+                one = simulate(
+                    config["load_ms"], 10 * scale, workers=count, steps=200, cap=config.get("overlapping_loads")
+                )
                 for epoch in range(1, epochs + 1):
                     # Starting the workers takes the first epoch a second more.
                     wall_s = one.wall_s / 1e3 * slower + (1.0 if epoch == 1 and epochs > 1 else 0.0)

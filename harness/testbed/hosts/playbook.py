@@ -21,6 +21,7 @@ from harness.system.process import RUN_VARIABLE
 from harness.testbed.hosts.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 from harness.testbed.lifetime import Lifetime
 from joulefeed.signals import Interrupted, signals_noted
+from joulefeed.version import remedy
 
 JOB_TIMEOUT_S: Final = 3600
 """Most of it is for the environment of 6 GB on a slow line."""
@@ -97,8 +98,10 @@ def run_playbook(
     run_id = uuid4().hex[:8]
     with closing(Lifetime(run_id)) as lifetime, signals_noted() as signals:
         # Its import takes a while, and a testbed on one machine needs none of it.
-        import ansible_runner
-
+        try:
+            import ansible_runner
+        except ModuleNotFoundError as error:
+            raise TestbedError(f"{name}: {error}{remedy(error)}") from None
         folder = lifetime.names.folder
         hosts = Path(inventory.source)
         if inventory.text is not None:
