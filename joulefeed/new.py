@@ -102,7 +102,7 @@ def test_a_short_run_is_valid(tmp_path):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a skeleton; returns 0, or 2 for a name that cannot be one or is taken."""
+    """Write a skeleton; returns 0, or 2 for a name that cannot be one or is taken, and where nothing can be written."""
     parser = argparse.ArgumentParser(
         prog="joulefeed new", description="Write a working skeleton, and a test that runs it, into this folder."
     )
@@ -114,8 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     for file, text in files.items():
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
-        Path(file).write_text(text)
+        try:
+            Path(file).parent.mkdir(parents=True, exist_ok=True)
+            Path(file).write_text(text)
+        except OSError as error:
+            print(f"error: {file}: cannot be written: {error.strerror}; start in another folder", file=sys.stderr)
+            return 2
         print(file)
     words = _SKELETONS[options.kind].options.format(name=options.name)
     print(f"\nrun it:   python -m harness --config-dir=my_conf {words}")

@@ -136,12 +136,13 @@ class ScriptProber:
             found.spoiled.setdefault(choice.key, f"other programs used {seen['others_cpus']:.1f} processors")
             return
         count = len(seen["steps_s"])
-        self._steps_s.setdefault(choice.key, []).append(fmean(seen["steps_s"]))
+        step_s, wait_s = fmean(seen["steps_s"]), fmean(seen["waits_s"])
+        self._steps_s.setdefault(choice.key, []).append(step_s)
         # Workers take processors from a step on the CPU: its own time is that with the least of them.
         found.place = replace(found.place, step_s=min(map(median, self._steps_s.values())))
         probe = ProbedEpoch(
             batches=count,
-            epoch_s=count * (fmean(seen["steps_s"]) + fmean(seen["waits_s"])),
+            epoch_s=count * (step_s + wait_s),
             first_s=0.0,
             cpu_s=seen["cpu_s"],
             rx_bytes=0.0,

@@ -10,7 +10,7 @@ from typing import Final
 
 from rich.console import Console
 
-from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, HarnessError
+from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, HarnessError
 from harness.papers.items import count_verdicts, find_runs, list_papers
 from harness.results.files import write_whole
 from harness.system.disk import disk_errors
@@ -122,6 +122,8 @@ def _score(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace) -> int:
     from harness.papers.machines import make_machines_page, submit
 
+    if not _MACHINES_PAGE.parent.is_dir():
+        raise ConfigError(f"{_MACHINES_PAGE.parent}: there is no such folder; start in a clone of joulefeed")
     submit(options.folders or ["results/latest"], options.machine, _MACHINES)
     write_whole(_MACHINES_PAGE, make_machines_page(_MACHINES).encode())
     print(_MACHINES_PAGE)

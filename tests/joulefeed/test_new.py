@@ -66,3 +66,9 @@ def test_what_is_there_stays(home, capsys):
     assert main(["loader", "of_mine"]) == 2
     assert "of_mine.py is there already; nothing was written" in capsys.readouterr().err
     assert [path.name for path in home.iterdir()] == ["of_mine.py"]
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_named(home, capsys):
+    (home / "my_conf").touch()
+    assert main(["experiment", "of_mine"]) == 2
+    assert capsys.readouterr().err.startswith("error: my_conf/experiment/of_mine.yaml: cannot be written: ")
