@@ -189,8 +189,9 @@ def batches_of(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
     except (ConnectionError, EOFError) as error:
         # Errors of the store are FetchError: this is of the socket over which a worker gives the memory of a batch.
         workers = iterator_workers(loader._iterator)
-        wait([worker.sentinel for worker in workers], _DEATH_S)
-        dead = [str(worker.pid) for worker in workers if not worker.is_alive()]
+        # A sentinel is ready before its process can be waited for, so that is_alive() may still say True.
+        ended = wait([worker.sentinel for worker in workers], _DEATH_S)
+        dead = [str(worker.pid) for worker in workers if worker.sentinel in ended]
         raise RuntimeError(f"{DEATH_PREFIX}(s) {', '.join(dead)}) exited unexpectedly: {error}") from error
 
 
