@@ -36,7 +36,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
     experiment, testbed = context.experiment, context.testbed
     partial = context.run.partial_folder(cell.cell_id)
     partial.mkdir()
-    loader, workload = with_readers(context, cell, watcher), experiment.workloads[cell.workload]
+    loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
     regime = experiment.regimes[cell.regime]
     context.spins.append({context.agent.node: measure_spin(), **context.hosts.measure_spins()})
     with ExitStack() as stack:
@@ -45,8 +45,10 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
         process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min, loader.environment))
-        deadline = time.monotonic() + experiment.cell_timeout_s
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
+        # Its search has a process of its own, which imports the same at the same time.
+        loader = with_readers(context, cell, watcher)
+        deadline = time.monotonic() + experiment.cell_timeout_s
         testbed.set_regime(regime)
         watcher.phase("reaching its data")
         data, limit = context.data[cell.workload], daemon_memory or memory
