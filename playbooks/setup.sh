@@ -61,15 +61,10 @@ fi
 
 [ -x .venv/bin/python ] || "$uv" venv --quiet --python "$(command -v python3)" .venv
 echo "setup: the locked environment in .venv (6 GB the first time, a minute or two)" >&2
-VIRTUAL_ENV="$PWD/.venv" "$uv" pip sync --quiet --require-hashes requirements.lock
+VIRTUAL_ENV="$PWD/.venv" "$uv" pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 VIRTUAL_ENV="$PWD/.venv" "$uv" pip install --quiet --no-deps --editable .
-# Where Python writes no bytecode, as in many containers, each process would compile every module that it imports. All
-# of the environment takes half a minute to compile, most of it modules that no run imports.
-PYTHONDONTWRITEBYTECODE= .venv/bin/python -c "import torch" &
-torch=$!
+# Where Python writes no bytecode, as in many containers, each process would compile every module that it imports.
 .venv/bin/python -m compileall -q conf energymon harness joulefeed loaders
 echo "setup: the C parts, where there is a compiler" >&2
 find energymon loaders joulefeed -name '*.c' -exec .venv/bin/python -m joulefeed.native {} + >/dev/null
-PYTHONDONTWRITEBYTECODE= .venv/bin/python -c "import hydra, nvidia.dali.plugin.pytorch, pandas, pyarrow.parquet, seaborn"
-wait "$torch"
 touch .venv/.ready

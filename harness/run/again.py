@@ -80,7 +80,9 @@ def measure_again(
         message = f"{many} measured again (try {retry} of retries={context.experiment.retries})"
         ledger.append("note", message=f"{message}: {', '.join(cell.cell_id for cell in chosen)}")
         progress.note(message)
-        run_cells(context, chosen, ledger, progress, done=len(cells) - len(chosen))
+        progress.start(chosen, len(cells) - len(chosen))
+        run_cells(context, chosen, ledger, progress)
+        progress.stop()
 
 
 def choose_again(

@@ -43,6 +43,8 @@ from harness.testbed.memory import memory_obstacles
 from joulefeed.signals import signals_held
 
 _PROVENANCE_S: Final = 300.0
+_ROUND_S: Final = 60.0
+"""A first repeat that takes longer is shown before the others are measured."""
 _SHOWN = 10
 """Broken files of a dataset that are named on the terminal."""
 
@@ -63,12 +65,14 @@ def measure(
     command: str,
     on_folder: Callable[[Path], None],
     cluster: Cluster | None = None,
+    on_round: Callable[[Path], object] = lambda _: None,
 ) -> tuple[Path, int]:
     """Measure the missing cells of an experiment. Nothing stays behind but the results, however it ends.
 
     `experiment` is what `experiment_from` made of `cfg`. The user typed `command`, which the provenance has.
-    `on_folder` is called with the results folder as soon as it exists. Without a `cluster` the run stays on this
-    machine. Returns the results folder, and how many cells have no result.
+    `on_folder` is called with the results folder as soon as it exists, and `on_round` when a run of minutes has the
+    rows of its first repeat. Without a `cluster` the run stays on this machine. Returns the results folder, and how
+    many cells have no result.
 
     Raises HarnessError when the run cannot start or go on. A failed cell does not raise; the others are run.
     """
@@ -111,7 +115,7 @@ def measure(
                     experiment, folder, testbed, agent, hosts, stored, session.name, readers=read_found(folder)
                 )
                 _point_latest(folder, progress)
-                failures = _run(context, cells, todo, ledger, progress)
+                failures = _run(context, cells, todo, ledger, progress, on_round)
             else:
                 _point_latest(folder, progress)
         except BaseException:
@@ -130,11 +134,24 @@ def measure(
 
 
 def _run(
-    context: CellContext, cells: Sequence[Cell], todo: Sequence[Cell], ledger: Ledger, progress: RunProgress
+    context: CellContext,
+    cells: Sequence[Cell],
+    todo: Sequence[Cell],
+    ledger: Ledger,
+    progress: RunProgress,
+    on_round: Callable[[Path], object],
 ) -> dict[str, str]:
     """Run the cells that are to do, and again those that were disturbed; returns why some failed, by id."""
     began = time.monotonic()
-    failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
+    first = [cell for cell in todo if cell.repeat == 1]
+    others = todo[len(first) :]
+    progress.start(todo, len(cells) - len(todo))
+    failures = run_cells(context, first, ledger, progress)
+    if first and others and time.monotonic() - began > _ROUND_S:
+        collect(context.run)
+        on_round(context.run.folder)
+    failures |= run_cells(context, others, ledger, progress)
+    progress.stop()
     measure_again(context, cells, time.monotonic() - began, ledger, progress)
     return failures
 

@@ -26,16 +26,13 @@ from joulefeed.signals import Interrupted, interrupted
 from loaders.errors import LoaderError
 
 
-def run_cells(
-    context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: RunProgress, done: int
-) -> dict[str, str]:
-    """Run cells one after another; returns why some failed, by id. `done` cells have a result already.
+def run_cells(context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: RunProgress) -> dict[str, str]:
+    """Run cells one after another, of which the progress has begun; returns why some failed, by id.
 
     Raises Interrupted, OSError or DiskError, which end the run, and TestbedError for a lost host where the policy is to
     stop.
     """
     failures: dict[str, str] = {}
-    progress.start(todo, done)
     for cell in todo:
         if (interrupt := interrupted()) is not None:  # a library swallowed it, or raised its own error
             raise interrupt
@@ -66,7 +63,6 @@ def run_cells(
             summary, left_out = _summarise(context.run.cell_folder(cell.cell_id), context.experiment.checks)
             ledger.append("done", cell.cell_id, left_out)
             progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
-    progress.stop()
     return failures
 
 
