@@ -42,11 +42,11 @@ def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, ep
     """Return samples/s between the ends of two rounds of an epoch of so many batches, in which each reader brings one.
 
     Workers start within the first round, and have nothing more to read ahead in the last ones. None where there are no
-    other two.
+    other three: what was read ahead comes in a burst, and may be most of two.
     """
     done, first, last = 0, (0, 0), (0, 0)
     rounds = batches // readers - _AHEAD
-    for number, batch in enumerate(loader.epoch(epoch) if rounds > 1 else (), 1):
+    for number, batch in enumerate(loader.epoch(epoch) if rounds > 2 else (), 1):
         step(batch)
         done += len(batch.ids)
         if number % readers:

@@ -23,6 +23,7 @@ from energymon import SqliteStore
 from harness.__main__ import main
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
+from harness.run import driver
 from harness.system.process import RUN_VARIABLE
 from harness.testbed.state import RunNames, RunState, living_runs, state_root
 from harness.validate.__main__ import validate
@@ -426,14 +427,18 @@ def test_a_taken_port_fails_the_cell_with_the_port_and_no_other_config_resumes_t
     assert "seed: 7, was 0" in done.stderr
 
 
-def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, run_here, tmp_path):
+def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, run_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_ROUND_S", 0.0)
     docs = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
     figure = tmp_path / "memory_by_workers.yaml"
     figure.write_text(re.search(r"<!-- worked example: figure -->\n```yaml\n(.*?)```", docs, re.DOTALL)[1])
     only = ["~loaders.dali", "~loaders.streaming", "+loaders.pytorch.sweep={num_workers: [1, 2]}"]
-    done = run_here(harness(*only, f"figures=[{figure}]"))
+    done = run_here(harness(*only, f"figures=[{figure}]", "repeats=2"))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "results" / "latest"
+    first = done.stderr.replace("\n", "").partition("first figures, of one repeat: ")
+    assert "[2/4" in first[0] and "[3/4" in first[2]
+    assert first[2].startswith(str(folder.resolve() / "report.html"))
     text = (folder / "figures" / "memory_by_workers.svg").read_text()
     assert "Memory of the cell and its workers" in text and "PyTorch" in text
     assert "The peak of an epoch in the run smoke" in (folder / "report.html").read_text()

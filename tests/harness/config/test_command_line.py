@@ -81,7 +81,7 @@ def started(monkeypatch, tmp_path):
     """What a command line starts, in the place of the run itself: experiments and commands."""
     found = []
 
-    def run(experiment, cfg, progress, command, on_folder):
+    def run(experiment, cfg, progress, command, on_folder, **_):
         found.append((experiment, command))
         raise ConfigError("far enough")
 

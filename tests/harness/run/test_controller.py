@@ -76,7 +76,7 @@ def test_a_lost_host_ends_the_plan_or_fails_each_of_its_cells_by_policy(monkeypa
     ledger = SimpleNamespace(append=lambda *words, **more: None)
     if policy == "stop":
         with pytest.raises(TestbedError, match=r"^host storage1 is lost: .*; testbed\.on_lost_host=continue goes on"):
-            cell_loop.run_cells(context, cells, ledger, progress, 0)
+            cell_loop.run_cells(context, cells, ledger, progress)
     else:
-        assert set(cell_loop.run_cells(context, cells, ledger, progress, 0)) == {"a", "b"}
+        assert set(cell_loop.run_cells(context, cells, ledger, progress)) == {"a", "b"}
     assert failed == cells[:tried]

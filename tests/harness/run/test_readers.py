@@ -67,7 +67,7 @@ class Rounds:
 
 
 @pytest.mark.parametrize("readers", [1, 3, 7])
-@pytest.mark.parametrize(("rounds", "is_long"), [(2, False), (3, False), (4, True), (9, True)])
+@pytest.mark.parametrize(("rounds", "is_long"), [(3, False), (4, False), (5, True), (9, True)])
 def test_a_rate_is_of_rounds_in_which_no_worker_starts_and_all_read_ahead(monkeypatch, readers, rounds, is_long):
     clock = {"ns": 0}
     monkeypatch.setattr(cell_readers.time, "monotonic_ns", lambda: clock["ns"])
