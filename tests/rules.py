@@ -105,7 +105,9 @@ MATRIX: dict[str, Sabotage] = {
         "a process of another takes a processor",
         "N s in N s of N CPUs (N %), the run's threads waited N s for a CPU…",
     ),
-    "step_time": Sabotage("keeps the lock", "a loader keeps the interpreter's lock", "the median N %, all N %"),
+    "step_time": Sabotage(
+        "keeps the lock", "a loader keeps the interpreter's lock", "the median N %, all N % of the epoch"
+    ),
     "link_in_epoch": Sabotage(
         "slightly farther link",
         "the link is 2 ms farther while an epoch runs",

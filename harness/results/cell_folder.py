@@ -83,15 +83,17 @@ class EpochBatches:
 
     @property
     def stretch(self) -> tuple[float, float] | None:
-        """Time of emulated steps over their nominal time, less 1: of the median step, and of all steps together.
+        """Return by how much emulated steps miss their nominal time.
 
-        None for real steps, and for an accelerator that idles.
+        The median step's error is a share of its time, that of all steps together a share of the epoch's. None for real
+        steps, and for an accelerator that idles.
         """
         if self.nominal_s is None or not self.nominal_s.any():
             return None
         steps = self.nominal_s > 0
         own_s, nominal_s = self.own_s[steps], self.nominal_s[steps]
-        return float(np.median(own_s / nominal_s)) - 1, float(own_s.sum() / nominal_s.sum()) - 1
+        epoch_s = float(self.wait_s.sum() + self.step_s.sum())
+        return float(np.median(own_s / nominal_s)) - 1, float((own_s - nominal_s).sum()) / epoch_s
 
     def of_ranks(self) -> list[EpochBatches]:
         """Return the batches of each rank by itself, without the labels."""

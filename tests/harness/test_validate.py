@@ -214,7 +214,7 @@ def test_other_rules_and_limits_of_a_folder_are_said(run, capsys):
     assert second == "note: limits of its own: spread_pct=40 (10 by default)"
 
 
-EDITIONS = {1: "34839dadbc61", 2: "7c2d4854feed", 3: "7c2d4854feed"}
+EDITIONS = {1: "34839dadbc61", 2: "7c2d4854feed", 3: "7c2d4854feed", 4: "7c2d4854feed"}
 """Each edition of the rules by what it consists of. A change of the rules adds one; the older ones stay."""
 
 

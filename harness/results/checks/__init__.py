@@ -31,7 +31,7 @@ from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 
 __all__ = ["FAIL", "NOT_APPLICABLE", "PASS", "RULES", "RULES_EDITION", "UNKNOWN", "WARN", "Check", "judge"]
 
-RULES_EDITION = 3
+RULES_EDITION = 4
 """Rises when a rule is added, left out or judges otherwise, or when a default tolerance changes."""
 
 

@@ -50,12 +50,15 @@ def _check_early_work(epoch: JudgedEpoch) -> Check:
 
 
 def _check_step_time(epoch: JudgedEpoch) -> Check:
-    """Judge how long emulated steps took: the median step, and all of them, so that a few long ones are seen too."""
+    """Judge how long emulated steps took: the median step, and all of them, so that a few long ones are seen too.
+
+    What all of them miss is a share of the epoch, for it is the epoch's time that they would make wrong.
+    """
     limit_pct, stretch = epoch.limits.step_pct, epoch.data.batches[epoch.row.epoch].stretch
-    expected = f"emulated steps within {limit_pct:g} % of their nominal time: the median, and all together"
+    expected = f"emulated steps within {limit_pct:g} % of their nominal time: the median; all, of the epoch's time"
     if stretch is None:
         return epoch.check("step_time", expected, "no step is emulated", NOT_APPLICABLE)
-    actual = f"the median {100 * stretch[0]:+.2f} %, all {100 * stretch[1]:+.2f} %"
+    actual = f"the median {100 * stretch[0]:+.2f} %, all {100 * stretch[1]:+.2f} % of the epoch"
     return epoch.check("step_time", expected, actual, max(map(abs, stretch)) <= limit_pct / 100)
 
 

@@ -10,9 +10,7 @@ _GAIN: Final = 1.03
 """Factor on the rate that makes more readers worth it."""
 LIMIT_S: Final = 20.0
 """After which no other number is tried."""
-_LADDER: Final = (2, 4, 8, 16, 32, 48)
-_BETWEEN: Final[Mapping[int, int]] = {2: 1, 16: 12, 32: 24}
-"""The number that is tried next where one of the ladder is the best."""
+_LADDER: Final = (2, 4, 8, 12, 16, 24, 32, 48)
 _NO_GAIN: Final = 2
 """So many larger numbers in turn without a gain end the search: one may be a disturbance."""
 
@@ -62,5 +60,4 @@ def find_next(rates: Mapping[int, float | None]) -> int | None:
         larger = [number for number in known if number > choose_readers(known)] if known else []
         if len(larger) < _NO_GAIN:
             return later[0]
-    between = _BETWEEN.get(choose_readers(known)) if known else None
-    return None if between in rates else between
+    return 1 if known and 1 not in rates and choose_readers(known) == _LADDER[0] else None
