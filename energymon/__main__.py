@@ -6,10 +6,10 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from energymon.errors import EnergyError, OptionError
 from energymon.sensors.boards import ALL, VISIBLE
@@ -86,25 +86,12 @@ def _run(options: argparse.Namespace) -> int:
     from energymon.agent.main import AgentConfig, print_failure, run
     from energymon.clock.monotonic import duration_ns
 
+    given = _given(options, AgentConfig.__dataclass_fields__)
+    node = platform.node() if options.node is None else options.node
     try:
-        return run(
-            AgentConfig(
-                store=options.store,
-                node=platform.node() if options.node is None else options.node,
-                interval_ms=options.interval_ms,
-                until_eof=options.until_eof,
-                remove_at_eof=options.remove_at_eof,
-                sensors=_sensors(options),
-                idle_s=options.idle_s,
-                controller=options.controller,
-                influxdb=_influxdb(options),
-                spool_limit_mb=options.spool_limit_mb,
-                run=options.run,
-                group=options.group,
-                keep_ns=None if options.keep is None else duration_ns("--keep", options.keep),
-                prometheus=options.prometheus,
-            )
-        )
+        given |= {"node": node, "sensors": _sensors(options), "influxdb": _influxdb(options)}
+        given["keep_ns"] = None if options.keep is None else duration_ns("--keep", options.keep)
+        return run(AgentConfig(**given))
     except EnergyError as error:
         print_failure(error)
         raise
@@ -223,20 +210,15 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _sensors(options: argparse.Namespace) -> SensorConfig:
-    names = () if options.sensors == "auto" else tuple(options.sensors.split(","))
-    return SensorConfig(
-        sensors=names,
-        estimate=options.estimate == "missing",
-        cpu_tdp_w=options.cpu_tdp_w,
-        cpu_idle_fraction=options.cpu_idle_fraction,
-        sysfs=options.sysfs,
-        boards=options.boards,
-        nvml=options.nvml,
-        delays_s=dict(options.delay_ms),
-        wall=tuple(options.wall),
-        wall_auth=options.wall_auth,
-        wall_ca=options.wall_ca,
-    )
+    given = _given(options, SensorConfig._fields)
+    given["sensors"] = () if options.sensors == "auto" else tuple(options.sensors.split(","))
+    given |= {"estimate": options.estimate == "missing", "delays_s": dict(options.delay_ms)}
+    return SensorConfig(**given)
+
+
+def _given(options: argparse.Namespace, names: Container[str]) -> dict[str, Any]:
+    """Return the options that are fields of these names."""
+    return {name: value for name, value in vars(options).items() if name in names}
 
 
 def _delay(text: str) -> tuple[str, float]:
@@ -300,7 +282,6 @@ def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
         help="how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)",
     )
     if not samples:
-        sensing.set_defaults(wall=(), wall_auth=None, wall_ca=None)
         return sensing
     sensing.add_argument(
         "--wall",

@@ -207,13 +207,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
         if experiment.testbed.kind == "ssh":
             outcome = run_on_hosts(experiment, cfg, progress, command, on_folder, _report_on)
         else:
-
-            def show_round(folder: Path) -> None:
-                _report_on(folder, 0)
-                progress.note(f"first figures, of one repeat: {folder / 'report.html'}")
-
-            measured = measure(experiment, cfg, progress, command, on_folder, on_round=show_round)
-            outcome = _report_on(*measured)
+            outcome = _report_on(*measure(experiment, cfg, progress, command, on_folder, on_round=_report_on))
     _show(outcome, console, _resume_command(cfg, outcome.folder))
     if outcome.failed:
         return CellError.exit_status

@@ -42,7 +42,7 @@ def measure_rate(loader: Loader, step: Callable[[Batch], None], readers: int, ep
     """Return samples/s between the ends of two rounds of an epoch of so many batches, in which each reader brings one.
 
     Workers start within the first round, and have nothing more to read ahead in the last ones. None where there are no
-    other three: what was read ahead comes in a burst, and may be most of two.
+    other three: batches that were read ahead come in a burst, and may be most of two.
     """
     done, first, last = 0, (0, 0), (0, 0)
     rounds = batches // readers - _AHEAD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -86,11 +87,8 @@ def _compare(runs: Mapping[str, PaperRun]) -> Table:
 
 
 def _group(rows: Sequence[EpochRow]) -> dict[tuple[str, str, str], Sequence[EpochRow]]:
-    def find(row: EpochRow) -> tuple[str, str, str]:
-        return row.workload, row.regime, row.loader
-
     ordered = sorted(rows, key=lambda row: (row.workload, row.rtt_ms or 0.0, row.regime, row.loader))
-    return {group: tuple(found) for group, found in groupby(ordered, find)}
+    return {group: tuple(found) for group, found in groupby(ordered, attrgetter("workload", "regime", "loader"))}
 
 
 def _write_epoch(rows: Sequence[EpochRow]) -> str:

@@ -83,10 +83,9 @@ class EpochBatches:
 
     @property
     def stretch(self) -> tuple[float, float] | None:
-        """Return by how much emulated steps miss their nominal time.
+        """How much longer than nominal the median emulated step is, of its time, and all together, of the epoch's.
 
-        The median step's error is a share of its time, that of all steps together a share of the epoch's. None for real
-        steps, and for an accelerator that idles.
+        None for real steps, and for an accelerator that idles.
         """
         if self.nominal_s is None or not self.nominal_s.any():
             return None

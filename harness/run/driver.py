@@ -65,14 +65,14 @@ def measure(
     command: str,
     on_folder: Callable[[Path], None],
     cluster: Cluster | None = None,
-    on_round: Callable[[Path], object] = lambda _: None,
+    on_round: Callable[[Path, int], object] | None = None,
 ) -> tuple[Path, int]:
     """Measure the missing cells of an experiment. Nothing stays behind but the results, however it ends.
 
     `experiment` is what `experiment_from` made of `cfg`. The user typed `command`, which the provenance has.
     `on_folder` is called with the results folder as soon as it exists, and `on_round` when a run of minutes has the
-    rows of its first repeat. Without a `cluster` the run stays on this machine. Returns the results folder, and how
-    many cells have no result.
+    rows of its first repeat, with the folder and how many cells have no result, which are
+    returned too. Without a `cluster` the run stays on this machine.
 
     Raises HarnessError when the run cannot start or go on. A failed cell does not raise; the others are run.
     """
@@ -139,7 +139,7 @@ def _run(
     todo: Sequence[Cell],
     ledger: Ledger,
     progress: RunProgress,
-    on_round: Callable[[Path], object],
+    on_round: Callable[[Path, int], object] | None,
 ) -> dict[str, str]:
     """Run the cells that are to do, and again those that were disturbed; returns why some failed, by id."""
     began = time.monotonic()
@@ -147,9 +147,10 @@ def _run(
     others = todo[len(first) :]
     progress.start(todo, len(cells) - len(todo))
     failures = run_cells(context, first, ledger, progress)
-    if first and others and time.monotonic() - began > _ROUND_S:
+    if on_round and first and others and time.monotonic() - began > _ROUND_S:
         collect(context.run)
-        on_round(context.run.folder)
+        on_round(context.run.folder, len(failures))
+        progress.note(f"first figures, of one repeat: {context.run.folder / 'report.html'}")
     failures |= run_cells(context, others, ledger, progress)
     progress.stop()
     measure_again(context, cells, time.monotonic() - began, ledger, progress)

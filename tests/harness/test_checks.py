@@ -123,7 +123,7 @@ def test_a_row_says_which_probe_of_the_link_it_is_judged_by(remote):
         ([1.5] * 6, [0.5] * 6, "pass", "all +0.00 %"),  # waiting for other ranks
         ([1.021] * 6, [0.0] * 6, "fail", "the median +2.10 %"),
         ([0.97] * 6, [0.0] * 6, "fail", "the median -3.00 %"),
-        ([1.0] * 5 + [1.2], [0.0] * 6, "fail", "the median +0.00 %, all +2.17 % of the epoch"),
+        ([1.0] * 5 + [1.2], [0.0] * 6, "warn", "the median +0.00 %, all +2.17 % of the epoch"),
         ([1.5] * 6, [np.nan] * 6, "fail", "the median +50.00 %"),
     ],
 )
@@ -132,7 +132,7 @@ def test_emulated_steps_take_their_nominal_time_the_median_and_all_together(step
     data = replace(stored(), batches={1: replace(ran, sync_s=np.array(syncs), nominal_s=np.ones(6))})
     (row,), checks = judge([data], make_epoch_rows(data), Tolerances())
     (check,) = (one for one in checks if one.rule == "step_time")
-    assert (check.verdict, row.is_valid) == (verdict, verdict == "pass")
+    assert (check.verdict, row.is_valid) == (verdict, verdict != "fail")
     assert told in check.actual
     assert row.nominal_step_s == 1.0
 

@@ -27,7 +27,7 @@ from loaders.errors import LoaderError
 
 
 def run_cells(context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: RunProgress) -> dict[str, str]:
-    """Run cells one after another, of which the progress has begun; returns why some failed, by id.
+    """Run cells one after another, whose progress is started; returns why some failed, by id.
 
     Raises Interrupted, OSError or DiskError, which end the run, and TestbedError for a lost host where the policy is to
     stop.
