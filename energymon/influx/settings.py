@@ -47,9 +47,7 @@ class InfluxSettings:
         """
         url = _checked_url(environment.get("INFLUXDB_V2_URL", ""))
         if find_spec("influxdb_client") is None:
-            raise OptionError(
-                f"INFLUXDB_V2_URL={url}: its client is missing; pip install 'joulefeed[influx]' brings it"
-            )
+            raise OptionError(f"INFLUXDB_V2_URL={url}: its client is missing: pip install 'joulefeed[influx]'")
         bucket = environment.get("INFLUXDB_V2_BUCKET", "")
         if not bucket:
             raise OptionError("INFLUXDB_V2_BUCKET is not set: expected the bucket that the readings go to")

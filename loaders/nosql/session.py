@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from joulefeed.version import remedy
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.nosql.keys import Login
 
 
 def missing_driver(error: ImportError) -> LoaderConfigError:
     """Return the error that says that the driver is not installed, or cannot be imported."""
-    return LoaderConfigError(f"the driver cannot be imported ({error}): pip install cassandra-driver")
+    return LoaderConfigError(f"the driver cannot be imported ({error}){remedy(error)}")
 
 
 def make_cluster(host: str, port: int, login: Login | None, *, timeout_s: float, profile: Any, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
+from joulefeed.version import remedy
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, WorkerError
 from loaders.pipeline import FilePipeline, Pipeline, StageTimes, sample_error
@@ -50,9 +51,7 @@ class CoroutineFiles:
         try:
             import obstore  # noqa: F401
         except ImportError as error:
-            raise LoaderConfigError(
-                f"acquire=coroutines: obstore cannot be imported ({error}): pip install obstore, or use acquire=threads"
-            ) from error
+            raise LoaderConfigError(f"acquire=coroutines: {error}{remedy(error)}; or use acquire=threads") from error
         if getattr(type(pipeline), "read", None) is not FilePipeline.read:
             raise LoaderConfigError(
                 f"acquire=coroutines: coroutines read the one file of a sample, and {type(pipeline).__name__} has a "
