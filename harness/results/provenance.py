@@ -190,7 +190,7 @@ def list_packages() -> dict[str, Field]:
 def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     """Return a checksum of the code, with the code of `targets` (import paths of classes).
 
-    Of a checkout also its commit and whether it was changed.
+    Of a checkout also its commit and whether the code was changed.
     """
     root = Path(__file__).resolve().parents[2]
     code = {"code_sha256": make_field(hash_code(root, targets), "the files of joulefeed and of its loaders")}
@@ -199,7 +199,7 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     commit = _run_command(["git", "-C", str(root), "rev-parse", "HEAD"])
     if not commit:
         return code
-    changed = _run_command(["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain"])
+    changed = _run_command(["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain", "--", *_CODE])
     return code | {
         "commit": make_field(commit, "git rev-parse"),
         "changed": make_field(bool(changed), "git status"),

@@ -126,3 +126,7 @@ def test_nothing_is_written_into_the_users_repository(tmp_path, monkeypatch):
     before = (tmp_path / ".git" / "index").read_bytes()
     assert describe_source()["changed"]["value"] is False
     assert (tmp_path / ".git" / "index").read_bytes() == before
+    (tmp_path / "beside.json").write_text("a result is no code")
+    assert describe_source()["changed"]["value"] is False
+    source.write_text("changed = True")
+    assert describe_source()["changed"]["value"] is True
