@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
 from weakref import WeakSet
 
-from energymon.analysis.attribution import channels_of, series_of
+from energymon.analysis.attribution import series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
@@ -417,16 +417,15 @@ def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns:
     two intervals, two periods of the slowest meter at the wall, and three seconds. Raises StoreError.
     """
     interval_s = session.interval_ns / NS
-    # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
-    lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
     sensors = cast(Sequence[Mapping[str, float]], session.description.get("sensors", ()))
     period_s = max((sensor.get("period_s", 0.0) for sensor in sensors), default=0.0)
-    deadline_ns = since_ns + round((2 * (interval_s + period_s) + _COMMIT_S) * NS)
+    longest_ns = round((2 * (interval_s + period_s) + _COMMIT_S) * NS)
     while True:
         if agent is not None:
             agent.flush()
         last: dict[tuple[str, str, str], int] = {}
-        for r in store.readings(end_ns, end_ns + lag_ns, session.node):
+        # The nearest ones of a counter that stood still for long show joules of before the end.
+        for r in store.readings(end_ns, end_ns + longest_ns, session.node):
             if r.t_ns >= session.start_ns:
                 key = (r.device, r.domain, r.source)
                 # A value that is shown after the end may be from before it, and of a meter at the wall always is.
@@ -434,7 +433,7 @@ def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns:
         if last and min(last.values()) >= end_ns:
             return
         gone = session.end_ns is not None or (agent is not None and agent.is_gone)
-        if gone or boot_ns() >= deadline_ns:
+        if gone or boot_ns() >= since_ns + longest_ns:
             return
         time.sleep(min(max(interval_s / 2, _POLL_S), _MAX_POLL_S))
 

@@ -146,6 +146,21 @@ def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_e
             assert time.monotonic() - before_s < 30
 
 
+@pytest.mark.process
+def test_the_figures_are_there_as_soon_as_a_counter_that_stood_still_at_the_end_counts_again(rapl, monkeypatch):
+    monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
+    options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
+    with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
+        with monkeypatch.context() as still:
+            with energymon.Window(agent=agent) as window:
+                time.sleep(0.05)
+                still.setattr(type(rapl.packages[0]), "show", lambda *_: None)
+            time.sleep(0.3)
+        before_s = time.monotonic()
+        assert window.joules > 0
+        assert time.monotonic() - before_s < 30
+
+
 def test_an_answer_says_what_keeps_readings_from_being_stored(tmp_path):
     with served(tmp_path / "e.sqlite") as listener, closing(Asker(tmp_path / "e.sqlite")) as asker:
         for problem in ("", "the disk is full", ""):
