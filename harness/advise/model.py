@@ -331,13 +331,16 @@ class Findings:
         return list(dict.fromkeys(one.choice for one in found))
 
     def decide(self) -> Decision:
-        """Return whether the best choice is better than the one in use, beyond what probes and model may be off by."""
+        """Return whether the best choice is better than the one in use, beyond what probes and model may be off by.
+
+        Nothing is said where the probes of all others were spoiled.
+        """
         ranked, incumbent = self.ranked, self.incumbent
         if incumbent is None or not self.place.step_s or not ranked:
             return "cannot say"
         best = ranked[0]
         if best.choice == incumbent.choice:
-            return "leave it"
+            return "cannot say" if self.spoiled and len(self.candidates) == 1 else "leave it"
         if incumbent not in ranked:  # it does not fit into the memory
             return "change"
         before, after = (one.score(self.place, self.objective).value for one in (incumbent, best))

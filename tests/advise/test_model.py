@@ -91,6 +91,10 @@ def test_a_gain_that_chance_explains_is_none_and_without_a_probe_of_the_loader_i
     assert findings(now, candidate(0.3, choice=Choice("dali"))).decide() == "leave it"
     assert findings(candidate(0.1, choice=Choice("dali"))).decide() == "cannot say"
     assert findings(now, place=replace(FAR, step_s=0.0)).decide() == "cannot say"
+    alone, beside = findings(now), findings(now, candidate(0.3, choice=Choice("dali")))
+    assert (alone.decide(), beside.decide()) == ("leave it", "leave it")
+    alone.spoiled["spdl"] = beside.spoiled["spdl"] = "other programs used 0.6 processors"
+    assert (alone.decide(), beside.decide()) == ("cannot say", "leave it")
 
 
 def test_a_loader_that_needs_more_memory_than_there_may_be_is_changed():
