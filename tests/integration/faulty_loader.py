@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import cycle
 from multiprocessing.connection import Client
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,8 +24,8 @@ from loaders.shared.options import LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
-HELD_US, SOON_S = 200_000, (0.002, 0.006, 0.01, 0.014)
-"""In turn: on a busy machine a step of 16 ms begins late, and one of these is within it."""
+HELD_US, SOON_S, TIMES = 60_000, 0.004, 4
+"""On a busy machine a step of 16 ms begins late: it is kept waiting by the next of these."""
 SET_UP_S = 1.0
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
@@ -40,11 +39,10 @@ def keep_lock(kept: bool) -> Iterator[Callable[[], None]]:
     asked, libc = SimpleQueue[bool](), ctypes.PyDLL(None)
 
     def keep() -> None:
-        for soon_s in cycle(SOON_S):
-            if not asked.get():
-                return
-            time.sleep(soon_s)
-            libc.usleep(HELD_US)
+        while asked.get():
+            for _ in range(TIMES):
+                time.sleep(SOON_S)
+                libc.usleep(HELD_US)
 
     thread = threading.Thread(target=keep)
     if kept:
