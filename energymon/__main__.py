@@ -213,6 +213,7 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
     given = _given(options, SensorConfig._fields)
     given["sensors"] = () if options.sensors == "auto" else tuple(options.sensors.split(","))
     given |= {"estimate": options.estimate == "missing", "delays_s": dict(options.delay_ms)}
+    given["wall"] = tuple(given.get("wall", ()))  # `exec` has no such option
     return SensorConfig(**given)
 
 

@@ -71,8 +71,8 @@ def measure(
 
     `experiment` is what `experiment_from` made of `cfg`. The user typed `command`, which the provenance has.
     `on_folder` is called with the results folder as soon as it exists, and `on_round` when a run of minutes has the
-    rows of its first repeat, with the folder and how many cells have no result, which are
-    returned too. Without a `cluster` the run stays on this machine.
+    rows of its first repeat. Without a `cluster` the run stays on this machine. Returns the results folder, and how
+    many cells have no result; `on_round` gets the same.
 
     Raises HarnessError when the run cannot start or go on. A failed cell does not raise; the others are run.
     """

@@ -50,15 +50,13 @@ def _check_early_work(epoch: JudgedEpoch) -> Check:
 
 
 def _check_step_time(epoch: JudgedEpoch) -> Check:
-    """Judge how long the median emulated step took; warn of a host so late for some that the epoch is longer.
-
-    A host whose processors are full is late for a real device too.
-    """
+    """Judge how long the median emulated step took; warn of a host so late for some that the epoch is longer."""
     limit_pct, stretch = epoch.limits.step_pct, epoch.data.batches[epoch.row.epoch].stretch
     expected = f"emulated steps within {limit_pct:g} % of their nominal time: the median; all, of the epoch's time"
     if stretch is None:
         return epoch.check("step_time", expected, "no step is emulated", NOT_APPLICABLE)
     actual = f"the median {100 * stretch[0]:+.2f} %, all {100 * stretch[1]:+.2f} % of the epoch"
+    # A host whose processors are full is late for a real device too.
     median, every = (abs(one) <= limit_pct / 100 for one in stretch)
     return epoch.check("step_time", expected, actual, WARN if median and not every else median)
 
