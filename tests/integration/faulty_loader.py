@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
 from pathlib import Path
-from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
+from harness.workloads import emulated
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.pipeline.callables import AnyTransform
 from loaders.shared.file_loader import FileLoader
@@ -24,8 +25,8 @@ from loaders.shared.options import LoaderOptions, takes_options
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
 SHIFTED_TICKS = 100
-HELD_US, SOON_S, TIMES = 60_000, 0.004, 4
-"""On a busy machine a step of 16 ms begins late: it is kept waiting by the next of these."""
+HELD_US = 40_000
+"""More than twice the time of a step."""
 SET_UP_S = 1.0
 IDLE, STEAL = 4, 8
 """Columns of /proc/stat."""
@@ -34,25 +35,19 @@ WORK_S = 0.1
 
 
 @contextmanager
-def keep_lock(kept: bool) -> Iterator[Callable[[], None]]:
-    """Yield what has a thread keep the interpreter's lock soon after it is called: a step's thread wakes up late."""
-    asked, libc = SimpleQueue[bool](), ctypes.PyDLL(None)
+def keep_lock(kept: bool) -> Iterator[None]:
+    """Have this thread keep the interpreter's lock wherever a step waits for its end: the host wakes up late."""
+    libc, code = ctypes.PyDLL(None), emulated._sleep_until.__code__
 
-    def keep() -> None:
-        while asked.get():
-            for _ in range(TIMES):
-                time.sleep(SOON_S)
-                libc.usleep(HELD_US)
+    def keep(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is code:
+            libc.usleep(HELD_US)
 
-    thread = threading.Thread(target=keep)
-    if kept:
-        thread.start()
+    sys.setprofile(keep if kept else None)
     try:
-        yield lambda: asked.put(True)
+        yield
     finally:
-        asked.put(False)
-        if kept:
-            thread.join()
+        sys.setprofile(None)
 
 
 def _compute(cpu_s: float) -> None:
@@ -82,10 +77,8 @@ class FaultyLoader(FileLoader):
         return answer
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        with keep_lock(self._faults[epoch - 1] == "keeps the lock") as begin:
-            for batch in self._made(epoch):
-                begin()
-                yield batch
+        with keep_lock(self._faults[epoch - 1] == "keeps the lock"):
+            yield from self._made(epoch)
 
     def _made(self, epoch: int) -> Iterator[Batch]:
         self._coming = self._faults[epoch] if epoch < len(self._faults) else ""
