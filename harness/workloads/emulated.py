@@ -104,13 +104,13 @@ class EmulatedStep:
         # No step ends before the host has its batch: a host that is later than a whole step makes the step longer.
         ended_ns = max(began_ns + duration_ns, time.monotonic_ns())
         if self._gradients is not None:
-            # DDP reduces gradients while the backward pass goes on.
+            # DDP reduces gradients while the backward pass goes on; the last ones are there when it ends.
             _sleep_until(began_ns + round(_FORWARD * duration_ns))
             self._gradients.start()
         _sleep_until(ended_ns)
         if self._gradients is not None:
-            were_there = self._gradients.wait()
-            self.sync_ns = 0 if were_there else time.monotonic_ns() - ended_ns
+            self._gradients.finish()
+            self.sync_ns = time.monotonic_ns() - ended_ns
             ended_ns += self.sync_ns
         self.span_ns = began_ns, ended_ns
         self._returned_ns, self._returned_cpu_ns = time.monotonic_ns(), time.thread_time_ns()

@@ -67,15 +67,10 @@ class EmulatedGradients:
         self._under_way: list[Any] = []
 
     def start(self) -> None:
-        """Start to all-reduce all buckets, in the background."""
-        self._under_way = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+        """Start to all-reduce all buckets but the last, in the background."""
+        self._under_way = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets[:-1]]
 
-    def wait(self) -> bool:
-        """Wait until all ranks' buckets are reduced; returns whether they were when it was called.
-
-        Raises RuntimeError when a rank is lost.
-        """
-        were_there = all(work.is_completed() for work in self._under_way)
-        for work in self._under_way:
+    def finish(self) -> None:
+        """All-reduce the last bucket, and wait for all of them; raises RuntimeError when a rank is lost."""
+        for work in [*self._under_way, dist.all_reduce(self._buckets[-1], async_op=True)]:
             work.wait()
-        return were_there

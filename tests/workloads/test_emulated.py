@@ -116,10 +116,10 @@ def test_a_host_that_was_late_before_the_epoch_takes_no_time_from_it(host):
     assert sum(one.wait_ns + one.step_ns for one in records) == step.span_ns[1] - began
 
 
-def test_gradients_that_are_reduced_before_the_step_ends_take_no_time(host):
-    for needs_ms, sync_ms in ((10.0, 0.0), (NOMINAL_MS, NOMINAL_MS / 3)):
+def test_gradients_but_the_last_ones_are_reduced_while_the_step_goes_on(host):
+    for needs_ms, last_ms, sync_ms in ((10.0, 0.0, 0.0), (10.0, 3.0, 3.0), (NOMINAL_MS, 3.0, NOMINAL_MS / 3)):
         step = make_step()
-        step.synchronise(Gradients(host, needs_ms))
+        step.synchronise(Gradients(host, needs_ms, last_ms))
         host.late_ms = 0.0
         (record,) = run_epoch(batches(1), step, 1)
         assert record.sync_ns / MS == pytest.approx(sync_ms)
@@ -139,17 +139,16 @@ def test_the_hosts_share_of_a_step_runs_beside_the_device_and_is_named():
 
 
 class Gradients:
-    """All-reduced `needs_ms` after the start."""
+    """All-reduced `needs_ms` after the start, the last ones `last_ms` after the end of the step."""
 
     nbytes = 1
 
-    def __init__(self, host, needs_ms):
-        self._host, self._needs_ns = host, needs_ms * MS
+    def __init__(self, host, needs_ms, last_ms):
+        self._host, self._needs_ns, self._last_ms = host, needs_ms * MS, last_ms
 
     def start(self):
         self._there_ns = self._host.monotonic_ns() + self._needs_ns
 
-    def wait(self):
+    def finish(self):
         left_ns = self._there_ns - self._host.monotonic_ns()
-        self._host.block(max(0.0, left_ns / MS))
-        return left_ns <= 0
+        self._host.block(max(self._last_ms, left_ns / MS))
