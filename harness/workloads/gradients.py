@@ -72,5 +72,6 @@ class EmulatedGradients:
 
     def finish(self) -> None:
         """All-reduce the last bucket, and wait for all of them; raises RuntimeError when a rank is lost."""
-        for work in [*self._under_way, dist.all_reduce(self._buckets[-1], async_op=True)]:
+        last = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets[-1:]]
+        for work in self._under_way + last:
             work.wait()
