@@ -282,17 +282,18 @@ def _links(results: Results) -> Sequence[_Facts]:
 def write_headline(results: Results, groups: Sequence[LoaderGroup]) -> str:
     """Return what the run found, in a sentence or two."""
     measured = [group for group in groups if group.time_s and group.loader in results.readers]
-    valid = [group for group in measured if group.trusted and group.workload == measured[0].workload]
+    trusted = [group for group in measured if group.trusted]
+    valid = [group for group in trusted if group.workload == trusted[0].workload]
     facts: dict[str, Any] = {
         "model_check": bool(results.model_checks),
         "measured": len(measured),
         "any_done": not results.rows and any(cell.state == "done" for cell in results.cells),
-        "any_valid": any(group.trusted for group in measured),
+        "any_valid": bool(valid),
         "several_workloads": len(results.workloads) > 1,
         "slowdowns": [],
     }
     if measured:
-        facts |= _list_slowdowns(results, groups, measured[0].workload)
+        facts |= _list_slowdowns(results, groups, (valid or measured)[0].workload)
     if valid and not facts["slowdowns"]:
         here = [(group, group.time_s.median) for group in valid if group.regime == valid[0].regime and group.time_s]
         label = regime_labels(results)[valid[0].regime]

@@ -183,6 +183,17 @@ def test_the_headline_of_a_run_of_one_repeat_says_so_once(build):
     assert said == "On local files, an epoch takes in one repeat: DALI 1.70 s, streaming 1.72 s and PyTorch 1.90 s."
 
 
+def test_the_headline_is_of_the_first_workload_with_a_valid_epoch(build):
+    builder = build(regimes=("local",), loaders=("pytorch", "dali"), repeats=1, scatter=0.0)
+    builder.config["workloads"] = {"unet3d": {}, "resnet50": {}}
+    refused = builder.ids(loader="pytorch")[0]
+    builder.cells[refused]["workload"] = builder.rows[refused]["workload"] = "unet3d"
+    builder.invalidate(refused, "steal", "≤ 5 %", "7 %")
+    results = read_results(builder.write())
+    said = write_headline(results, summarise(results)).replace("\u00a0", " ")
+    assert said == "On local files, an epoch of ResNet-50 takes in one repeat: DALI 1.70 s."
+
+
 def test_a_single_loader_has_no_ratio_column(build):
     assert "ratio" not in printed(build(loaders=("dali",)).write())
 
