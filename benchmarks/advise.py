@@ -38,8 +38,8 @@ from harness.run.progress import RunProgress
 WORKLOADS = {
     "resnet50": (1600, []),
     "unet3d": (96, []),
-    "rnnt": (720, []),
-    "mask_rcnn": (192, ["workload.batch_size=8"]),
+    "rnnt": (720, ["accelerator.seconds_per_sample=0.004"]),
+    "mask_rcnn": (192, ["workload.batch_size=8", "accelerator.seconds_per_sample=0.015"]),
 }
 """Those of the grid, with their samples, of which far ones have two thirds, and their overrides."""
 REGIMES = {"local": (1, 2, 4), "lan_10ms": (4, 12, 32), "wan_30ms": (4, 16, 48)}

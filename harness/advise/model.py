@@ -27,6 +27,8 @@ DERIVED: Final = 0.12
 _Z90: Final = 1.645
 _AT_STEP: Final = 1.1
 """A choice is bound by the step where a batch takes less than so many steps."""
+_ROUNDS: Final = 2
+"""From so many rounds of a probe on, its first one is separated."""
 _BUSY: Final = 0.85
 """Processors, and a link, are the limit from this share on."""
 MOST_READERS: Final = 48
@@ -61,6 +63,8 @@ class ProbedEpoch:
     rss_bytes: float
     joules: float | None
     is_estimate: bool
+    ahead: float = 0.0
+    """How many of its batches had been received before it began, as a loader does that prefetches across epochs."""
 
 
 class Bounds(NamedTuple):
@@ -94,20 +98,30 @@ class Candidate:
     """Whether the probes are of another number of readers."""
     factor: float = 1.0
     """Of the time of a batch over that of the probes."""
+    probed_readers: int | None = None
+    """Files that the probes read at once, where it is derived."""
 
     def batch_s(self, place: Place) -> float:
         """Return the time of a batch, s."""
-        if not self.whole_batches:
-            return self.factor * median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
-        every = [one.epoch_s / one.batches for one in self.probes]
-        if self._is_busy(median(every), place):
-            return self.factor * median(every)
-        return self.factor * median(one.epoch_s / self._rounded(one.batches) for one in self.probes)
+        return self.factor * self._probed_s(place)[0]
 
-    def _rounded(self, batches: int) -> int:
-        """Return the batches of whole rounds."""
-        readers = self.readers if self.whole_batches and self.readers else 1
-        return -(-batches // readers) * readers
+    def _probed_s(self, place: Place) -> tuple[float, float]:
+        """Return the time of a batch of the probes, and what an epoch of them took beside its batches, s."""
+        first_s, batches = (median(getattr(one, name) for one in self.probes) for name in ("first_s", "batches"))
+        even = median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
+        ahead = median(one.ahead for one in self.probes)
+        if even > _AT_STEP * place.step_s and self.whole_batches:
+            whole = median(one.epoch_s / one.batches for one in self.probes)
+            readers = self.probed_readers or self.readers or 1
+            if not self._is_busy(whole, place):
+                return median(one.epoch_s / _in_rounds(one.batches, readers) for one in self.probes), 0.0
+            if batches < _ROUNDS * readers:
+                return whole, 0.0
+            ahead = readers  # by the time of the first batch the others of its round are all but made
+        elif even <= _AT_STEP * place.step_s:
+            ahead = 0
+        batch_s = even * batches / (batches - ahead)
+        return batch_s, first_s - ahead * batch_s
 
     def _is_busy(self, batch_s: float, place: Place) -> bool:
         """Whether processors, the link or the step are used up, so that readers wait for none of their files."""
@@ -149,8 +163,8 @@ class Candidate:
     def epoch_s(self, place: Place, scatter: float = SCATTER) -> Prediction:
         """Return the seconds of an epoch."""
         in_rounds = self.whole_batches and self.limit(place) == "readers"
-        first_s = 0.0 if self.whole_batches else median(one.first_s for one in self.probes)
-        value = first_s + self.batch_s(place) * (self._rounded(place.batches) if in_rounds else place.batches)
+        batches = _in_rounds(place.batches, self.readers or 1) if in_rounds else place.batches
+        value = self._probed_s(place)[1] + self.batch_s(place) * batches
         factor = math.exp(_Z90 * self.error(scatter))
         return Prediction(value, value / factor, value * factor)
 
@@ -181,7 +195,8 @@ class Candidate:
         if bound.readers:
             least = max(bound.step, bound.processors, bound.link)
             factor *= max(least, bound.readers * self.readers / readers) / self.batch_s(place)
-        return replace(self, choice=choice, readers=readers, is_derived=True, factor=factor)
+        probed = self.probed_readers or self.readers
+        return replace(self, choice=choice, readers=readers, probed_readers=probed, is_derived=True, factor=factor)
 
     def elsewhere(self, here: Place, there: Place) -> Candidate:
         """Return what follows for another distance, other processors or another step."""
@@ -195,6 +210,16 @@ class Candidate:
             own.readers * (there.rtt_s / here.rtt_s if here.rtt_s else 1.0),
         )
         return replace(self, is_derived=True, factor=self.factor * max(moved) / max(*own, 1e-12))
+
+
+def _in_rounds(batches: int, readers: int) -> float:
+    """Return how many batches of whole rounds, in each of which every reader makes one, take as long as these.
+
+    A last round that is not whole takes as long as a whole one where each reader waits for its own files, and its share
+    where all share what serves them. The mean of both is taken.
+    """
+    rounds, left = divmod(batches, readers)
+    return readers * rounds + (readers + left) / 2 * bool(left)
 
 
 def suggest_readers(candidate: Candidate, place: Place) -> list[int]:

@@ -30,6 +30,8 @@ _CONTENDERS: Final = 3
 _LEAST_S: Final = 10.0
 """Time for which no other round is started."""
 _USUAL_CELL_S: Final = 6.0
+_MOST_AHEAD: Final = 0.5
+"""Share of an epoch that is taken to have come before it, at most: a loader that keeps a cache receives nothing."""
 
 
 class Prober:
@@ -76,7 +78,8 @@ class Prober:
         deadline = began + question.options.budget_s
         self._measure([Choice(BOUND), question.incumbent, *question.others])
         if found.place.step_s:
-            self._measure(self._fitting(found.derive(self._reader_arguments), (deadline - time.monotonic()) / 2))
+            others = [*self._with_more_threads(), *found.derive(self._reader_arguments)]
+            self._measure(self._fitting(others, (deadline - time.monotonic()) / 2))
         while found.decide() != "cannot say":
             finalists = found.finalists(_CONTENDERS)
             turn = self._fitting(finalists, deadline - time.monotonic())
@@ -99,6 +102,13 @@ class Prober:
             return {spec.readers: number} if spec.readers else {}
         # DALI decodes in threads of its own, for which more than there are processors are of no use.
         return {spec.readers: number, "num_threads": min(spec.params["num_threads"], self.found.place.cores)}
+
+    def _with_more_threads(self) -> list[Choice]:
+        """Return those of the best choices that read no files, with one thread more than there are processors."""
+        number = self.found.place.cores + 1
+        best = [one.choice for one in self.found.ranked[:_CONTENDERS] if one.readers is None]
+        threads = {choice: self.question.spec(choice).params.get("num_threads", number) for choice in best}
+        return [choice.but(num_threads=number) for choice, now in threads.items() if now < number]
 
     def _fitting(self, choices: Iterable[Choice], left_s: float) -> list[Choice]:
         """Return the first choices that fit into some time."""
@@ -126,7 +136,8 @@ class Prober:
         by_key = {choice.key: choice for choice in choices}
         for cell in run.read_plan().cells:
             self._cell_s[cell.loader] = cells_s.get(cell.cell_id, _USUAL_CELL_S)
-            seen = [_probe(rows[at], metrics[at], self._batch) for at in valid if at[0] == cell.cell_id]
+            is_streamed = cell.loader != BOUND and self._is_streamed(by_key[cell.loader])
+            seen = [_probe(rows[at], metrics[at], self._batch, is_streamed) for at in valid if at[0] == cell.cell_id]
             if cell.loader == BOUND and seen:
                 step_s = median(one.epoch_s / one.batches for one in seen)
                 self.found.place = replace(self.found.place, step_s=step_s)
@@ -139,6 +150,12 @@ class Prober:
                 self.found.spoiled[cell.loader] = "; ".join([*dict.fromkeys(refused)] or ["its cell failed"])
         self.found.notes += [line for line in disturbed if line not in self.found.notes]
         self._round_s = time.monotonic() - began - sum(cells_s.values())
+
+    def _is_streamed(self, choice: Choice) -> bool:
+        """Whether all bytes of its samples come over a link in the epoch or before it."""
+        _, experiment = self.question.compose([choice])
+        is_far = self.found.place.rtt_s > 0 and experiment.placement == "remote"
+        return is_far and experiment.loaders[choice.key].reads == "stream"
 
     def _readers(self, choice: Choice) -> int | None:
         spec = self.question.spec(choice)
@@ -155,9 +172,12 @@ class Prober:
         return RunFolder(folder)
 
 
-def _probe(row: EpochRow, metrics: EpochMetrics, batch: int) -> ProbedEpoch:
+def _probe(row: EpochRow, metrics: EpochMetrics, batch: int, is_streamed: bool) -> ProbedEpoch:
+    batches = -(-row.samples // batch)
+    received = metrics.rx_bytes / row.bytes if is_streamed and metrics.rx_bytes is not None and row.bytes else 1.0
     return ProbedEpoch(
-        batches=-(-row.samples // batch),
+        batches=batches,
+        ahead=batches * min(_MOST_AHEAD, max(0.0, 1 - received)),
         epoch_s=row.duration_s,
         first_s=metrics.first_batch_s,
         cpu_s=metrics.cell_cpu_s or 0.0,

@@ -67,13 +67,32 @@ def test_an_epoch_is_its_first_batch_and_all_others_with_an_interval_that_repeat
 
 
 def test_workers_that_make_whole_batches_bring_them_in_rounds():
-    # 16 workers make 20 batches in two rounds of 1 s.
+    # 16 workers make 20 batches in two rounds, the second one of a quarter of them: 26 batches of whole rounds.
     probe = ProbedEpoch(20, 2.0, 1.0, 0.2, 0.0, 1e9, None, is_estimate=False)
     found = Candidate(Choice("pytorch"), (probe,), 16, whole_batches=True)
-    assert found.batch_s(FAR) == pytest.approx(1 / 16)
-    assert found.epoch_s(FAR).value == pytest.approx(7.0)  # 100 batches
+    assert found.batch_s(FAR) == pytest.approx(2.0 / 26)
+    assert found.epoch_s(FAR).value == pytest.approx(2.0 * 106 / 26)  # 100 batches
     busy = Candidate(Choice("pytorch"), (replace(probe, cpu_s=3.9),), 16, whole_batches=True)
     assert busy.epoch_s(FAR).value == pytest.approx(10.0)
+    more = found.with_readers(Choice("pytorch"), 20, FAR)
+    assert more.batch_s(FAR) == pytest.approx(2.0 / 26 * 16 / 20)
+    assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100)  # five whole rounds
+
+
+def test_the_start_of_an_epoch_of_busy_workers_is_none_of_its_batches():
+    # Two processors make a batch in 0.1 s; four workers, which start within 0.3 s, bring their first ones at 0.7 s.
+    probe = ProbedEpoch(20, 0.3 + 2.0, 0.3 + 0.4, 4.0, 0.0, 1e9, None, is_estimate=False)
+    found = Candidate(Choice("pytorch"), (probe,), 4, whole_batches=True)
+    assert found.limit(FAR) == "processors"
+    assert found.epoch_s(FAR).value == pytest.approx(0.3 + 100 * 0.1)
+
+
+def test_what_a_loader_received_before_an_epoch_is_not_of_its_time():
+    # Five of 20 batches of 0.1 s were there.
+    probe = ProbedEpoch(20, 1.5, 0.0, 0.2, 0.0, 1e9, None, is_estimate=False, ahead=5.0)
+    assert Candidate(Choice("streaming"), (probe,), None).epoch_s(FAR).value == pytest.approx(9.5)
+    at_step = Candidate(Choice("streaming"), (replace(probe, epoch_s=0.7),), None)
+    assert at_step.epoch_s(FAR).value == pytest.approx(3.5)
 
 
 def test_the_best_choice_is_that_of_the_objective_and_of_the_memory():
