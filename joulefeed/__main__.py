@@ -11,6 +11,7 @@ from joulefeed.version import remedy, version_text
 COMMANDS: Final = {
     "run": ("harness", "measure an experiment: joulefeed run +experiment=wan30ms"),
     "resume": ("harness", "measure what is missing of a run: joulefeed resume [FOLDER]"),
+    "watch": ("harness.run.watch", "what a run does now, from another terminal or as a page: joulefeed watch [FOLDER]"),
     "report": ("harness.report", "draw a run's tables, figures and page again"),
     "compare": ("harness.compare", "is one run slower than another?"),
     "advise": ("harness.advise", "which loader and which settings, for a workload or a script of yours"),

@@ -22,6 +22,7 @@ LEAVES = (
     "harness/diagnose/",
     "harness/compare/",
     "harness/papers/",
+    "harness/run/watch.py",
     "harness/datasets/",
     "harness/workloads/",
     "joulefeed/new.py",
@@ -46,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 74_000,
-    "core": 48_740,
-    "tests": 47_500,
+    "packages": 74_340,
+    "core": 48_840,
+    "tests": 47_560,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

@@ -51,7 +51,7 @@ def run_epoch(
     loader: Loader,
     step: Callable[[Batch], None],
     epoch: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, float], None] | None = None,
     steps: int | None = None,
     kept: KeptSamples | None = None,
 ) -> list[BatchRecord]:
@@ -63,7 +63,7 @@ def run_epoch(
     Raises CellError for a batch whose data are of more or fewer samples than it names, or for one batch too many.
     """
     records: list[BatchRecord] = []
-    done, shown = 0, time.monotonic_ns()
+    done, waited_ns, shown = 0, 0, time.monotonic_ns()
     free = time.monotonic_ns()
     for batch in loader.epoch(epoch):
         if kept is not None:
@@ -87,11 +87,12 @@ def run_epoch(
         sync_ns = getattr(step, "sync_ns", None)
         labels = _copy_labels(batch)
         records.append(BatchRecord(began - free, ended - began, batch.nbytes, batch.ids, batch.work_s, sync_ns, labels))
+        waited_ns += began - free
         free = ended
         if progress is not None:
             done += len(batch.ids)
             if finished - shown > _PROGRESS_EVERY_NS:
-                progress(done)
+                progress(done, waited_ns / 1e9)
                 shown = finished
     for _ in range(len(records), steps or 0):
         cast("Step", step).idle()
@@ -114,7 +115,7 @@ def measured_epoch(
     epoch: int,
     log: EventLog,
     counters: CellCounters,
-    progress: Callable[[int], None],
+    progress: Callable[[int, float], None],
     at_edge: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
     kept: KeptSamples | None = None,
@@ -132,7 +133,7 @@ def measured_epoch(
         epoch: its number, from 1.
         log: gets the events.
         counters: are read at both edges.
-        progress: gets the samples so far, a few times a second.
+        progress: gets the samples so far and the seconds that the step waited for them, a few times a second.
         at_edge: reads the energy sensors; default: nothing is read.
         ranks: those that train together; default: None, one process.
         kept: gets the samples that it has chosen; default: None, no sample is kept.

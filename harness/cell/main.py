@@ -125,15 +125,15 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
 
     make = partial(make_step, workload, spec.accelerator.model_dump(), spec.seed)
 
-    def progress(samples: int, message: str = "") -> None:
-        driver.send("progress", samples=samples, message=message)
+    def progress(samples: int, stall_s: float = 0.0, message: str = "") -> None:
+        driver.send("progress", samples=samples, stall_s=stall_s, message=message)
 
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
         log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
         heat = stack.enter_context(Heat())
         counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids, heat)
-        settled = settle(make, heat.read, spec.settle, lambda text: progress(0, text))
+        settled = settle(make, heat.read, spec.settle, lambda text: progress(0, message=text))
         if settled:
             log.add("settled", how=settled)
         step = make(synchronised=ranks is not None)

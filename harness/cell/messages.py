@@ -122,6 +122,8 @@ class CellState:
     epoch: int = 0
     samples: int = 0
     """Samples of the epoch, or of the warm-up, that the step has trained on."""
+    stall_s: float = 0.0
+    """Of `progress`: how long the step waited for them, of several ranks that of the one that sends it."""
     readers: int = 0
     """Of `tried`: how many files were read at once."""
     samples_per_s: float | None = None

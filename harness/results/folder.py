@@ -157,6 +157,7 @@ class RunFolder:
         self.ranks_parquet = folder / "ranks.parquet"
         self.energy = folder / "energy.sqlite"
         self.readers = folder / "readers.json"
+        self.live = folder / "live.json"
         self.cells = folder / "cells"
         self.lock = folder / ".lock"
 

@@ -145,6 +145,7 @@ def _run(
     began = time.monotonic()
     first = [cell for cell in todo if cell.repeat == 1]
     others = todo[len(first) :]
+    progress.show_in(context.run.live)
     progress.start(todo, len(cells) - len(todo))
     failures = run_cells(context, first, ledger, progress)
     if on_round and first and others and time.monotonic() - began > _ROUND_S:

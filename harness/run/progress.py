@@ -1,11 +1,18 @@
-"""Progress on the terminal: a bar over cells and one over samples, or plain lines where there is no terminal."""
+"""Progress on the terminal: a bar over cells and one over samples, or plain lines where there is no terminal.
+
+A file of the run's folder has the same for those who watch the run from elsewhere.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Self
 
@@ -17,6 +24,48 @@ from harness.results.cells import Cell
 
 _QUIET_S = 30.0
 _DRAW_S = 0.25
+_LIVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveState:
+    """live.json: what a run does now. It is there while the run is at work, and is written every second."""
+
+    t_s: float
+    """When it was written, s since 1970."""
+    doing: str
+    """The present step; of a cell its loader, workload, regime, repeat and phase."""
+    cells_done: int
+    cells: int
+    """0 before there is a plan."""
+    left_s: float | None
+    """Time left of the run; None before a cell is whole."""
+    samples_done: int
+    """Of the present epoch."""
+    samples: int
+    epoch_s: float
+    """How long the epoch had lasted when so many samples were done; 0 between epochs."""
+    stall_s: float
+    """How long the step had waited for them."""
+
+
+def write_clock(seconds: float) -> str:
+    """Write a time as minutes and seconds, m:ss."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def write_live(path: Path, state: LiveState) -> None:
+    """Write it. Where that is impossible, as on a full disk, nobody can watch and the run goes on."""
+    fresh = path.with_suffix(".partial")
+    with suppress(OSError):
+        fresh.write_text(json.dumps(asdict(state)), encoding="utf-8")
+        fresh.replace(path)
+
+
+def remove_live(path: Path) -> None:
+    """Remove it, as the run is over."""
+    with suppress(OSError):
+        path.unlink()
 
 
 class _TimeLeft(ProgressColumn):
@@ -24,7 +73,7 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         left = task.fields.get("left_s")
-        return Text("" if left is None else f"{_clock(left)} left", style="cyan")
+        return Text("" if left is None else f"{write_clock(left)} left", style="cyan")
 
 
 class RunProgress:
@@ -60,7 +109,10 @@ class RunProgress:
         self._total = self._done = 0
         self._done_before = False
         self._started = 0.0
-        self._said: dict[str, float] = {}
+        self._live: Path | None = None
+        self._of = self._seen = 0
+        self._epoch_s = self._stall_s = 0.0
+        self._left: float | None = None
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -74,7 +126,15 @@ class RunProgress:
         self._over.set()
         if self._has_thread:
             self._beat.join()
+        if self._live is not None:
+            remove_live(self._live)
         self.stop()
+
+    def show_in(self, path: Path) -> None:
+        """Write the shown state to a file too, for those who watch the run, until the run is over."""
+        if self._live is not None:
+            remove_live(self._live)
+        self._live = path
 
     def doing(self, text: str) -> None:
         """Show the present step, before there are cells."""
@@ -82,13 +142,30 @@ class RunProgress:
 
     def _tell_what_lasts(self) -> None:
         since, limit_s = self._since, self._quiet_s
-        while not self._over.wait(self._quiet_s / 10):
+        while not self._over.wait(min(self._quiet_s / 10, _LIVE_S)):
+            self._keep_live()
             if self._since != since:
                 since, limit_s = self._since, self._quiet_s
             lasted_s = time.monotonic() - since
             if self._doing and lasted_s >= limit_s:
                 self.note(f"{self._doing}, for {lasted_s:.0f} s so far")
                 limit_s = 2 * lasted_s
+
+    def _keep_live(self) -> None:
+        if self._live is None:
+            return
+        state = LiveState(
+            t_s=time.time(),
+            doing=self._doing,
+            cells_done=self._done,
+            cells=self._total,
+            left_s=self._left,
+            samples_done=self._seen,
+            samples=self._of,
+            epoch_s=self._epoch_s,
+            stall_s=self._stall_s,
+        )
+        write_live(self._live, state)
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -128,13 +205,15 @@ class RunProgress:
     def cell_started(self, cell: Cell, samples: int) -> None:
         """Show that a cell begins, of so many samples an epoch."""
         self._bars.update(self._tasks["samples"], total=samples)
-        self._started = time.monotonic()
+        self._started, self._of = time.monotonic(), samples
         self._label = f"{cell.loader} · {cell.workload} · {cell.regime} · repeat {cell.repeat}"
-        self._bars.update(self._tasks["cells"], left_s=self._left_s())
+        self._left = self._left_s()
+        self._bars.update(self._tasks["cells"], left_s=self._left)
 
     def phase(self, text: str) -> None:
         """Show the phase of the cell."""
         self.doing(f"{self._label}: {text}")
+        self._seen, self._epoch_s, self._stall_s = 0, 0.0, 0.0
         self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
 
     def waits(self, text: str) -> None:
@@ -142,10 +221,11 @@ class RunProgress:
         self._doing = f"{self._label}: {text}"
         self._bars.update(self._tasks["samples"], description=self._doing)
 
-    def samples(self, epoch: int, done: int) -> None:
-        """Show how many samples of an epoch have been trained on."""
+    def samples(self, epoch: int, done: int, stall_s: float = 0.0) -> None:
+        """Show how many samples of an epoch have been trained on, and how long the step has waited for them."""
         if done == 0:
             self._since = time.monotonic()
+        self._seen, self._epoch_s, self._stall_s = done, time.monotonic() - self._since, stall_s
         self._doing = f"{self._label}: epoch {epoch}, {done} samples"
         self._bars.update(self._tasks["samples"], description=f"{self._label}: epoch {epoch}", completed=done)
 
@@ -166,9 +246,9 @@ class RunProgress:
         self._took[cell.loader, cell.regime].append(time.monotonic() - self._started)
         self._pending.remove((cell.loader, cell.regime))
         self._done += 1
-        self._bars.update(self._tasks["cells"], completed=self._done, left_s=self._left_s())
-        left = self._left_s()
-        tail = f", {_clock(left)} left" if left else ""
+        self._left = self._left_s()
+        self._bars.update(self._tasks["cells"], completed=self._done, left_s=self._left)
+        tail = f", {write_clock(self._left)} left" if self._left else ""
         self.note(f"[{self._done}/{self._total}{tail}] {line}")
 
     def _left_s(self) -> float | None:
@@ -177,7 +257,3 @@ class RunProgress:
             return None
         usual = mean(everything)
         return sum(mean(self._took[key]) if self._took.get(key) else usual for key in self._pending)
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -183,7 +183,7 @@ def stored_run(folder, loader, cell, keeps_labels=True, cold=False):
                 # Nobody maps these files, so that advice is enough.
                 assert drop_caches(files, "tree") == "fadvise"
                 cell |= {"caches": DROPPED, "cold": "epoch"}
-            records = measured_epoch(loader, lambda batch: None, epoch, log, counters, lambda done: None, kept=chosen)
+            records = measured_epoch(loader, lambda batch: None, epoch, log, counters, lambda *_: None, kept=chosen)
             store_batches(records, epoch, out, keeps_labels=keeps_labels)
         comparison = Comparison(run / "samples.parquet", None, loader.pipeline, 0, augments_itself=False)
         for epoch, chosen in kept.items():

@@ -205,6 +205,8 @@ def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_anothe
     results = tmp_path / "results"
     process = subprocess.Popen(harness(*SLOW), stderr=subprocess.PIPE, text=True)
     wait_for_epoch(results, process, "*")
+    watched = run([sys.executable, "-m", "harness.run.watch", str(results / "latest"), "--once"])
+    assert watched.returncode == 0 and "of 3 cells" in watched.stdout
     planned = json.loads((results / "latest" / "plan.json").read_text())["cells"]
     victims = {"pytorch": worker_of, "streaming": daemon_of}
     for loader in (cell["loader"] for cell in planned if cell["loader"] in victims):

@@ -188,7 +188,7 @@ def _run_epochs(
                 watcher.waits(doing)
             case "progress":
                 doing = f"waiting for the next batch of epoch {epoch}, after {state.samples} samples"
-                watcher.samples(epoch, state.samples)
+                watcher.samples(epoch, state.samples, state.stall_s)
             case "epoch_done":
                 doing = f"ending epoch {epoch}"
                 outcome.add_edges(epoch, used, context.hosts.read_edges(context.agent))

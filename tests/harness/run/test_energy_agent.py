@@ -147,7 +147,7 @@ def test_the_end_of_an_epoch_is_that_of_the_reading_or_of_the_last_step_where_no
         return read
 
     with EventLog(tmp_path / "events.jsonl") as log:
-        measured_epoch(Nothing(), lambda batch: None, 1, log, Nothing(), lambda done: None, at_edge)
+        measured_epoch(Nothing(), lambda batch: None, 1, log, Nothing(), lambda *_: None, at_edge)
     start, end, *_ = read_events(tmp_path / "events.jsonl")
     assert start["mono_ns"] >= answered[0]
     assert (end["mono_ns"] >= answered[1]) if read else (end["mono_ns"] <= asked[1])
@@ -157,7 +157,7 @@ def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no
     for store in (tmp_path / "e.sqlite", tmp_path / "none.sqlite"):
         log, energy = EventLog(tmp_path / f"{store.name}.jsonl"), EnergyReader(store)
         with log, closing(energy):
-            measured_epoch(Nothing(), lambda batch: time.sleep(0.05), 1, log, Nothing(), lambda done: None, energy.read)
+            measured_epoch(Nothing(), lambda batch: time.sleep(0.05), 1, log, Nothing(), lambda *_: None, energy.read)
         start, end, *_ = read_events(tmp_path / f"{store.name}.jsonl")
         assert end["mono_ns"] - start["mono_ns"] == end["duration_ns"]
     start, end, *_ = read_events(tmp_path / "e.sqlite.jsonl")
