@@ -64,7 +64,7 @@ class ProbedEpoch:
     joules: float | None
     is_estimate: bool
     ahead: float = 0.0
-    """How many of its batches had been received before it began, as a loader does that prefetches across epochs."""
+    """How many of its batches were ready before it began, as a loader makes them that prefetches across epochs."""
 
 
 class Bounds(NamedTuple):
