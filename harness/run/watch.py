@@ -24,7 +24,7 @@ from energymon.clock.monotonic import NS
 from energymon.errors import EnergyError
 from energymon.store import SqliteStore
 from harness.errors import ConfigError, HarnessError
-from harness.results.files import RUN, read_json
+from harness.results.files import read_json
 from harness.results.folder import RunFolder
 from harness.run.progress import LiveState, write_clock
 from harness.system.program import run_program
@@ -107,7 +107,7 @@ def look(run: RunFolder, now_s: float | None = None) -> list[ScreenLine]:
     if not run.live.exists():
         return []
     try:
-        state = read_json(run.live, LiveState, RUN)
+        state = read_json(run.live, LiveState, "remove it")
     except HarnessError:
         if run.live.exists():
             raise

@@ -139,6 +139,13 @@ def test_a_run_that_is_over_names_the_report(run, capsys):
     assert "no run is at work there; python -m harness.report" in capsys.readouterr().out
 
 
+def test_a_file_that_is_damaged_is_named(run, capsys):
+    run.live.write_text("{")
+    assert watch.main([str(run.folder), "--once"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "live.json" in said and said.endswith("remove it")
+
+
 def test_a_folder_without_a_run_is_an_error(tmp_path, capsys):
     assert watch.main([str(tmp_path / "none")]) == 2
     assert "no run with a plan.json there" in capsys.readouterr().err
