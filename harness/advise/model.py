@@ -109,8 +109,10 @@ class Candidate:
         """Return the time of a batch of the probes, and what an epoch of them took beside its batches, s."""
         first_s, batches = (median(getattr(one, name) for one in self.probes) for name in ("first_s", "batches"))
         even = median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
+        if even <= _AT_STEP * place.step_s:
+            return even, first_s
         ahead = median(one.ahead for one in self.probes)
-        if even > _AT_STEP * place.step_s and self.whole_batches:
+        if self.whole_batches:
             whole = median(one.epoch_s / one.batches for one in self.probes)
             readers = self.probed_readers or self.readers or 1
             if not self._is_busy(whole, place):
@@ -118,8 +120,6 @@ class Candidate:
             if batches < _ROUNDS * readers:
                 return whole, 0.0
             ahead = readers  # by the time of the first batch the others of its round are all but made
-        elif even <= _AT_STEP * place.step_s:
-            ahead = 0
         batch_s = even * batches / (batches - ahead)
         return batch_s, first_s - ahead * batch_s
 

@@ -132,11 +132,13 @@ class Prober:
         valid = {(row.cell_id, row.epoch) for row in select_settled(rows.values()) if row.is_valid}
         metrics = {(m.cell_id, m.epoch): m for m in read_rows(run.metrics_parquet, EpochMetrics)}
         cells_s = find_durations(Ledger(run.ledger).read_entries())
-        disturbed = describe_run(run, run.read_experiment().checks)
+        experiment = run.read_experiment()
+        is_far = self.found.place.rtt_s > 0 and experiment.placement == "remote"
+        disturbed = describe_run(run, experiment.checks)
         by_key = {choice.key: choice for choice in choices}
         for cell in run.read_plan().cells:
             self._cell_s[cell.loader] = cells_s.get(cell.cell_id, _USUAL_CELL_S)
-            is_streamed = cell.loader != BOUND and self._is_streamed(by_key[cell.loader])
+            is_streamed = is_far and experiment.loaders[cell.loader].reads == "stream"
             seen = [_probe(rows[at], metrics[at], self._batch, is_streamed) for at in valid if at[0] == cell.cell_id]
             if cell.loader == BOUND and seen:
                 step_s = median(one.epoch_s / one.batches for one in seen)
@@ -150,12 +152,6 @@ class Prober:
                 self.found.spoiled[cell.loader] = "; ".join([*dict.fromkeys(refused)] or ["its cell failed"])
         self.found.notes += [line for line in disturbed if line not in self.found.notes]
         self._round_s = time.monotonic() - began - sum(cells_s.values())
-
-    def _is_streamed(self, choice: Choice) -> bool:
-        """Whether all bytes of its samples come over a link in the epoch or before it."""
-        _, experiment = self.question.compose([choice])
-        is_far = self.found.place.rtt_s > 0 and experiment.placement == "remote"
-        return is_far and experiment.loaders[choice.key].reads == "stream"
 
     def _readers(self, choice: Choice) -> int | None:
         spec = self.question.spec(choice)
