@@ -95,6 +95,7 @@ def test_a_short_run_is_valid(tmp_path):
     short = ["dataset.samples=64", "repeats=1", "warmup_samples=0", f"results_dir={{tmp_path}}"{more}]
     # Other programs of this machine are none of this test's business.
     short += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
+    short += ["checks.step_pct=1000", "checks.pressure_pct=100"]
     paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     run = [sys.executable, "-m", "harness", *command, *short]
     assert subprocess.run(run, cwd=HERE, env={{**os.environ, "PYTHONPATH": paths}}, check=False).returncode == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.advise.__main__ import main
+from tests.integration.runs import BUSY
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 IDLE = pytest.mark.serial  # probes beside other tests are refused
@@ -55,7 +56,7 @@ def read(tmp_path):
 def test_a_workload_gets_its_loaders_ranked(tmp_path):
     where = f"cache_dir={tmp_path / 'cache'}"
     few = ["loaders=[pytorch,spdl]", "loader=pytorch", "loader.num_workers=1", "budget_s=12", "accelerator=emulated"]
-    few += ["checks.steal_pct=100", "checks.others_cpu_pct=100", "checks.others_cpus=1000"]  # on any machine
+    few += BUSY
     done = advise(tmp_path, "workload=resnet50", *SMALL, *few, where)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     found = read(tmp_path)

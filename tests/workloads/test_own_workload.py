@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.integration.runs import BUSY
+
 pytestmark = pytest.mark.process
 
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
@@ -46,8 +48,7 @@ def folder(tree, tmp_path_factory):
     assert command[:3] == ["python", "-m", "harness"]
     small = [f"dataset.root={tree}", "repeats=1", "warmup_samples=0", "figures=[]", "+loaders.pytorch.on_error=skip"]
     small += ["testbed.caches=tree", "~loaders.dali", "~loaders.streaming", "loaders.pytorch.num_workers=1"]
-    # What else runs on this machine meanwhile is none of this test's matter.
-    small += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
+    small += BUSY
     paths = os.pathsep.join([str(home), str(PAGE.parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command[1:], *small, "results_dir=results", f"cache_dir={home / 'cache'}"],

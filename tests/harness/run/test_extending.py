@@ -12,6 +12,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
+from tests.integration.runs import BUSY
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 SAMPLES = 20
@@ -38,8 +40,7 @@ def test_the_dataset_and_the_loader_of_the_page_give_valid_rows(home):
     (command,) = re.findall(r"^python -m harness (--config-dir=my_conf \+experiment=smoke .+)$", PAGE, re.MULTILINE)
     quick = ["~loaders.dali", "~loaders.streaming", "~loaders.pytorch", "repeats=1", "warmup_samples=0", "figures=[]"]
     quick += ["testbed.caches=tree", "accelerator=none", "results_dir=results", f"cache_dir={home / 'cache'}"]
-    # Other work on this machine does not concern this test.
-    quick += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "workload.image_size=32"]
+    quick += [*BUSY, "workload.image_size=32"]
     done = subprocess.run(
         [sys.executable, "-m", "harness", *command.split(), *quick],
         cwd=home, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(home), str(ROOT)])},
