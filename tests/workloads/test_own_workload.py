@@ -47,8 +47,7 @@ def folder(tree, tmp_path_factory):
     command = shlex.split(blocks["sh"])
     assert command[:3] == ["python", "-m", "harness"]
     small = [f"dataset.root={tree}", "repeats=1", "warmup_samples=0", "figures=[]", "+loaders.pytorch.on_error=skip"]
-    small += ["testbed.caches=tree", "~loaders.dali", "~loaders.streaming", "loaders.pytorch.num_workers=1"]
-    small += BUSY
+    small += ["testbed.caches=tree", "~loaders.dali", "~loaders.streaming", "loaders.pytorch.num_workers=1", *BUSY]
     paths = os.pathsep.join([str(home), str(PAGE.parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *command[1:], *small, "results_dir=results", f"cache_dir={home / 'cache'}"],
