@@ -7,13 +7,14 @@ offset lies within half of the exchange's time that the controller did not take 
 from __future__ import annotations
 
 import os
-import selectors
+import re
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import suppress
 from typing import Final, Self
 
 from energymon.clock.monotonic import LAST_NS, NS, Clock
@@ -29,13 +30,14 @@ _MAGIC: Final = b"joulclk1"
 _LARGEST: Final = 512
 _FARTHEST_NS: Final = 100 * 366 * 86_400 * NS
 _PORTS: Final = 65_536
+_ADDRESS: Final = re.compile(r"(?:\[([^\[\]]*:[^\[\]]*)\]|([^:\[\]]+))(?::([0-9]{1,5}))?")
+"""[HOST:WITH:COLONS] or HOST, and a port."""
 
 
 class Responder:
     """Answers requests for this host's time, on the address given and no other, while the context lasts.
 
-    A request is shorter than any that a server amplifies usefully: 16 bytes are answered by 32, and anything else
-    by nothing.
+    A request of 16 bytes is answered by 32, which amplifies nothing usefully, and anything else by nothing.
     """
 
     def __init__(self, address: str, port: int = 0, *, clock: Callable[[], int] = time.time_ns) -> None:
@@ -62,61 +64,49 @@ class Responder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._stopper)
         self._thread.join()
         os.close(self._stop)
         self._socket.close()
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._stop, selectors.EVENT_READ)
-            while all(key.fd != self._stop for key, _ in selector.select()):
-                self._answer()
-
-    def _answer(self) -> None:
-        try:
-            request, sender = self._socket.recvfrom(_LARGEST)
-            received_ns = self._clock()
-            if len(request) != _REQUEST.size or not request.startswith(_MAGIC):
-                return
-            _, nonce = _REQUEST.unpack(request)
-            self._socket.sendto(_REPLY.pack(_MAGIC, nonce, received_ns, self._clock()), sender)
-        except OSError:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        poller.register(self._stop, select.POLLIN)
+        while all(fd != self._stop for fd, _ in poller.poll()):
             # One requester that cannot be answered, or gave up, is no reason not to answer the next.
-            return
+            with suppress(OSError):
+                request, sender = self._socket.recvfrom(_LARGEST)
+                received_ns = self._clock()
+                if len(request) == _REQUEST.size and request.startswith(_MAGIC):
+                    _, nonce = _REQUEST.unpack(request)
+                    self._socket.sendto(_REPLY.pack(_MAGIC, nonce, received_ns, self._clock()), sender)
 
 
 def measure(
-    peer: str,
-    node: str,
-    attempts: int = 8,
-    timeout_s: float = 0.2,
-    *,
-    clock: Callable[[], int] | None = None,
+    peer: str, node: str, attempts: int = 8, timeout_s: float = 0.2, *, clock: Callable[[], int] | None = None
 ) -> ClockOffset:
     """Return how far the clock at `peer`, HOST:PORT, is ahead of this node's, from the quickest of some exchanges.
 
     With t0 and t3 this clock's times of request and answer, and t1 and t2 the peer's, the offset is
     ((t1 - t0) + (t2 - t3)) / 2 and its error at most ((t3 - t0) - (t2 - t1)) / 2. `clock` returns this node's UTC
-    ns. Raises OptionError for a peer that is no HOST:PORT, and ClockError when none of the requests was answered, or
-    one with times that no clock shows.
+    ns. Raises OptionError for a peer that is no HOST:PORT, and ClockError when no request was answered, or one with
+    impossible times.
     """
     now = clock or Clock().now_ns
-    host, port = _split(peer)
+    host, port = split_address(peer) or ("", None)
+    if not port:
+        raise OptionError(
+            f"{peer!r} is no clock: expected HOST:PORT, IPv6 in brackets, as `energymon clock --listen` printed it"
+        )
     family, where = _resolve(host, port)
     found: list[ClockOffset] = []
     problem = f"none of {attempts} requests was answered within {timeout_s:g} s"
     with socket.socket(family, socket.SOCK_DGRAM) as connection:
-        try:
-            connection.connect(where)
-        except OSError as error:
-            raise _unreachable(peer, str(error.strerror)) from error
         for _ in range(attempts):
             try:
+                connection.connect(where)
                 exchange = _exchange(connection, timeout_s, now)
             except OSError as error:
                 problem = str(error.strerror or error)
@@ -124,7 +114,10 @@ def measure(
             if exchange is not None:
                 found.append(_offset(peer, node, *exchange))
     if not found:
-        raise _unreachable(peer, problem)
+        raise ClockError(
+            f"{peer}: no clock answers there ({problem}); start `energymon clock --listen` on that host, "
+            "and let UDP to that port through"
+        )
     return min(found, key=lambda offset: offset.error_ns)
 
 
@@ -165,44 +158,17 @@ def _offset(peer: str, node: str, sent_ns: int, received_ns: int, answered_ns: i
 
 def split_address(text: str) -> tuple[str, int | None] | None:
     """Return host and port of HOST[:PORT], IPv6 in brackets; None for any other text."""
-    if text.startswith("["):
-        host, closed, rest = text[1:].partition("]")
-        if not closed or ":" not in host or (rest and not rest.startswith(":")):
-            return None
-        port = rest[1:] if rest else None
-    else:
-        host, colon, rest = text.partition(":")
-        port = rest if colon else None
-    if not host or "[" in host or "]" in host:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match[3] or 0) >= _PORTS:
         return None
-    if port is None:
-        return host, None
-    if not (port.isascii() and port.isdecimal() and len(port) <= len(str(_PORTS)) and int(port) < _PORTS):
-        return None
-    return host, int(port)
-
-
-def _split(peer: str) -> tuple[str, int]:
-    host, port = split_address(peer) or ("", None)
-    if not port:
-        raise OptionError(
-            f"{peer!r} is no clock: expected HOST:PORT, IPv6 in brackets, as `energymon clock --listen` printed it"
-        )
-    return host, port
+    return match[1] or match[2], int(match[3]) if match[3] else None
 
 
 def _resolve(host: str, port: int, *, passive: bool = False) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     flags = socket.AI_PASSIVE if passive else 0
     try:
-        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_DGRAM, flags=flags)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
     except (OSError, UnicodeError) as error:
         raise ClockError(f"{host}:{port}: {error}; expected the name or the address of a host") from error
     family, _, _, _, where = found[0]
     return family, where
-
-
-def _unreachable(peer: str, problem: str) -> ClockError:
-    return ClockError(
-        f"{peer}: no clock answers there ({problem}); start `energymon clock --listen` on that host, "
-        "and let UDP to that port through"
-    )
