@@ -15,18 +15,16 @@ NS: Final = 1_000_000_000
 LAST_NS: Final = 2**62
 """The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 
-_GOOD_BRACKET_NS: Final = 20_000
 UNNOTICED_NS: Final = 100_000
 """A wall clock this close to where it should be was not set."""
-_ATTEMPTS: Final = 5
 _64_BITS: Final = 2**64 - 1
 
 
 def duration_ns(option: str, text: str) -> int:
     """Return ns from a number of seconds, minutes, hours or days, 60s, 5m, 2h or 1d; raises OptionError."""
-    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
+    seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:], 0)
     try:
-        found_ns = round(float(text[:-1]) * (seconds or 0) * 1e9)
+        found_ns = round(float(text[:-1]) * seconds * 1e9)
     except (ValueError, OverflowError):
         found_ns = 0
     if not 0 < found_ns <= LAST_NS:
@@ -60,16 +58,14 @@ def dither_ns(tick_ns: int, within_ns: int) -> int:
 class Clock:
     """An agent's clock: UTC when the first agent of a store starts, and the time that passes from then on.
 
-    Nobody sets it. It counts as CLOCK_BOOTTIME does, the time that the machine is suspended included. How far the wall
-    clock has been set ahead of it since is known beside it. Linux disciplines all of its clocks at the same rate, so
-    the offsets between them move only when the wall clock is set or the machine is suspended.
+    Nobody sets it. It counts as CLOCK_BOOTTIME does, the time that the machine is suspended included. Linux disciplines
+    all of its clocks at the same rate, so the offsets between them move only when the wall clock is set or the machine
+    is suspended.
     """
-
-    __slots__ = ("_bracket_ns", "asleep_ns", "boot_offset_ns", "wall_ns")
 
     def __init__(self, boot_offset_ns: int | None = None) -> None:
         """Take the offset to CLOCK_BOOTTIME, ns, of an agent before this one, whose time goes on."""
-        self.asleep_ns = _asleep_ns()
+        self.asleep_ns, _ = _ahead_of_monotonic(boot_ns, good_ns=0)
         """How long the machine has been suspended since it was booted, ns, as of the last `sync`."""
         wall_offset_ns, self._bracket_ns = _ahead_of_monotonic(time.time_ns)
         self.boot_offset_ns = wall_offset_ns - self.asleep_ns if boot_offset_ns is None else boot_offset_ns
@@ -92,11 +88,8 @@ class Clock:
         return 0 if -UNNOTICED_NS < beside_ns < UNNOTICED_NS else self.sync()
 
     def sync(self) -> int:
-        """Measure the offsets again and return the step of the wall clock since, ns; 0 if there was none.
-
-        The wall clock is read between two reads of the monotonic one; a change within the brackets is noise.
-        """
-        asleep_ns = _asleep_ns()
+        """Measure the offsets again; return the step of the wall clock since, ns, 0 for a change within the noise."""
+        asleep_ns, _ = _ahead_of_monotonic(boot_ns, good_ns=0)
         if abs(asleep_ns - self.asleep_ns) >= UNNOTICED_NS:
             self.asleep_ns = asleep_ns
         offset_ns, bracket_ns = _ahead_of_monotonic(time.time_ns)
@@ -131,20 +124,13 @@ def boot_id() -> str:
         return started
 
 
-def _asleep_ns() -> int:
-    """Return how long the machine has been suspended since it was booted, ns."""
-    return _ahead_of_monotonic(boot_ns, good_ns=0)[0]
-
-
-def _ahead_of_monotonic(read_ns: Callable[[], int], good_ns: int = _GOOD_BRACKET_NS) -> tuple[int, int]:
+def _ahead_of_monotonic(read_ns: Callable[[], int], good_ns: int = 20_000) -> tuple[int, int]:
     """Return how far a clock is ahead of the monotonic one, and the time between the two reads around its own, ns.
 
     That is of the first attempt that took no longer than `good_ns`, else of the best.
     """
     attempts: list[tuple[int, int]] = []
-    while len(attempts) < _ATTEMPTS and (not attempts or attempts[-1][1] > good_ns):
-        before_ns = time.monotonic_ns()
-        shown_ns = read_ns()
-        after_ns = time.monotonic_ns()
+    while len(attempts) < 5 and (not attempts or attempts[-1][1] > good_ns):
+        before_ns, shown_ns, after_ns = time.monotonic_ns(), read_ns(), time.monotonic_ns()
         attempts.append((shown_ns - (before_ns + after_ns) // 2, after_ns - before_ns))
     return min(attempts, key=lambda attempt: attempt[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -19,12 +18,10 @@ _DRIFT: Final = 100e-6
 """How fast two clocks may drift apart since the last measurement: quartz of ±50 ppm on either side. Clocks that
 NTP steers stay far below; of 20,000 hosts the median oscillator was off by 78 ppm before NTP steered it (Mills,
 Computer Network Time Synchronization, chapter 15)."""
-_ROUNDS: Final = 4
 _FOREVER_NS: Final = 2**63
 
 
-@dataclass(frozen=True, slots=True)
-class Offset:
+class Offset(NamedTuple):
     """How far the controller's clock is ahead of a node's at one instant."""
 
     offset_ns: int
@@ -40,8 +37,8 @@ class WallInstant(NamedTuple):
     """An instant of a wall clock by the clock of the node's readings."""
 
     t_ns: int
-    """When it was, ns; when it was first, after the clock was set back. An instant that never was, for the clock was
-    set ahead over it, is taken as that at which it was set."""
+    """When it was, ns; when it was first, where it was twice; when the clock was set ahead over it, where it never
+    was."""
     times: int = 1
     """How often it was: 0, 1 or more."""
 
@@ -60,8 +57,7 @@ def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Wa
 
     An instant before `since_ns`, when the node's first agent started, does not count where there is another answer.
     """
-    ordered = sorted(clocks, key=lambda c: c.t_ns)
-    pieces = _pieces(ordered)
+    pieces = _pieces(clocks)
     found = sorted({utc_ns - p.offset_ns for p in pieces if p.first_ns <= utc_ns - p.offset_ns < p.last_ns})
     found = [t_ns for t_ns in found if t_ns >= since_ns] or found
     if not found:
@@ -71,17 +67,16 @@ def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Wa
 
 def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
     """Return what a node's wall clock showed at an instant of the clock of its readings, UTC ns."""
-    pieces = _pieces(sorted(clocks, key=lambda c: c.t_ns))
-    return node_ns + next(p.offset_ns for p in pieces if node_ns < p.last_ns)
+    return node_ns + next(p.offset_ns for p in _pieces(clocks) if node_ns < p.last_ns)
 
 
-def _pieces(ordered: Iterable[ClockOffset]) -> list[_ClockSpan]:
+def _pieces(clocks: Iterable[ClockOffset]) -> list[_ClockSpan]:
     """Return the spans of a node's time by the offset of its wall clock, in order.
 
     Where it is not known when within a span the clock was set, that span belongs to both offsets.
     """
     found = [_ClockSpan(-_FOREVER_NS, _FOREVER_NS, 0)]
-    for c in ordered:
+    for c in sorted(clocks, key=lambda c: c.t_ns):
         if c.peer == WALL and abs(c.offset_ns - found[-1].offset_ns) >= UNNOTICED_NS:
             found[-1] = found[-1]._replace(last_ns=c.t_ns)
             found.append(_ClockSpan(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
@@ -98,24 +93,21 @@ def offset_at(clocks: Iterable[ClockOffset], controller_ns: int) -> Offset | Non
         return None
     found = Offset(0, 0)
     # The offset is stored by the node's time, which follows from the offset; the two settle.
-    for _ in range(_ROUNDS):
-        node_ns = found.to_node(controller_ns)
-        before, found = found, _offset(measured, node_ns)
+    for _ in range(4):
+        before, found = found, _offset(measured, found.to_node(controller_ns))
         if before == found:
             break
     return found
 
 
 def _offset(measured: Sequence[ClockOffset], node_ns: int) -> Offset:
-    known = [(c.t_ns, c.offset_ns, c.error_ns) for c in measured]
-    for (t1, offset1, error1), (t2, offset2, error2) in pairwise(known):
-        if t1 <= node_ns < t2:
-            share = (node_ns - t1) / (t2 - t1)
+    for a, b in pairwise(measured):
+        if a.t_ns <= node_ns < b.t_ns:
+            share, change_ns = (node_ns - a.t_ns) / (b.t_ns - a.t_ns), b.offset_ns - a.offset_ns
             # It may have moved at any time between the two, but no faster than clocks drift.
-            moved_ns = abs(offset2 - offset1) * max(share, 1 - share)
-            drift_ns = (_DRIFT + abs(offset2 - offset1) / (t2 - t1)) * min(node_ns - t1, t2 - node_ns)
-            return Offset(
-                round(offset1 + (offset2 - offset1) * share), max(error1, error2) + round(min(moved_ns, drift_ns))
-            )
-    t, offset, error = known[0] if node_ns < known[0][0] else known[-1]
-    return Offset(offset, error + round(_DRIFT * abs(node_ns - t)))
+            moved_ns = abs(change_ns) * max(share, 1 - share)
+            drift_ns = (_DRIFT + abs(change_ns) / (b.t_ns - a.t_ns)) * min(node_ns - a.t_ns, b.t_ns - node_ns)
+            error_ns = max(a.error_ns, b.error_ns) + round(min(moved_ns, drift_ns))
+            return Offset(round(a.offset_ns + change_ns * share), error_ns)
+    nearest = measured[0] if node_ns < measured[0].t_ns else measured[-1]
+    return Offset(nearest.offset_ns, nearest.error_ns + round(_DRIFT * abs(node_ns - nearest.t_ns)))
