@@ -12,13 +12,12 @@ joules contain those of the others and are not added to them."""
 WHOLES = ("module", "wall")
 
 WALL_S = 1.0
-"""How often a meter at the wall is asked at most, s."""
+"""The least time between two questions to a meter at the wall, s."""
 WALL_MARGIN_S = 3 * WALL_S
 """Around the edges of a window, for answers of such a meter, s."""
 
 START = "start"
-"""Flag of a series' first reading after the agent or the counter started again; the energy across it is
-unknown."""
+"""Flag of a series' first reading after the agent or the counter started again; the energy across it is unknown."""
 INTERPOLATED = "interpolated"
 """Flag of a reading whose joules since the one before it are inferred across missed ticks, not counted."""
 
@@ -37,14 +36,12 @@ LAG_S: Mapping[str, float] = MappingProxyType(
 """How old, in seconds, the value that a sensor shows may be, by source; estimates have no entry.
 
 RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter and instant power every 20 to 100 ms, and its
-average power is of the last second (arXiv 2312.02741). Of meters at the wall it is an assumption: they are asked every
-second, and controllers of machines are slow.
+average power is of the last second (arXiv 2312.02741). Of meters at the wall it is an assumption.
 """
 
 COUNTERS = ("rapl-perf", "rapl-powercap", "nvml-counter", *(name for name in LAG_S if name.endswith("-energy")))
-"""The sources that count energy. Of none is it documented that a value is older than its update: the Intel SDM (vol.
-3B, 15.10) says how often RAPL's are updated, NVML's reference gives a field's value the time of its sample, and arXiv
-2312.02741 is about power. So no delay is assumed; `--delay-ms` takes one that is known."""
+"""The sources that count energy. Of none is it documented that a value is older than its update, so no delay is
+assumed; `--delay-ms` takes one that is known."""
 
 ESTIMATE = "estimate"
 """The source that measures nothing."""
@@ -95,10 +92,9 @@ class Ticks(NamedTuple):
 
 
 class ClockOffset(NamedTuple):
-    """How far a node's clock was from another's."""
+    """How far a node's clock was from another's at `t_ns`, UTC ns of the node."""
 
     t_ns: int
-    """When it was measured, UTC ns of the node."""
     node: str
     peer: str
     """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "wall" for its wall clock, stored
@@ -110,16 +106,14 @@ class ClockOffset(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """What one series drew while its node was declared idle."""
+    """What one series drew while its node was declared idle, from `start_ns` to `end_ns`, UTC ns."""
 
     node: str
     device: str
     domain: Domain
     source: str
     start_ns: int
-    """UTC ns."""
     end_ns: int
-    """UTC ns."""
     watts: float
     error_w: float | None
     """Bound of the error of `watts`, W; None for an estimate."""
@@ -133,9 +127,8 @@ class CounterStart(NamedTuple):
     domain: Domain
     source: str
     tick_ns: int
-    """Tick of the reading."""
     t_ns: int
-    """When the reading was taken, UTC ns."""
+    """The reading's tick, and when it was taken, UTC ns."""
     boot_ns: int
     """The same by the clock that counts since the machine was booted, ns."""
     boot_id: str
@@ -155,25 +148,21 @@ class CounterStart(NamedTuple):
 
 
 class EpochMark(NamedTuple):
-    """When an epoch of a training run was, so that a graph of the power can show it."""
+    """When an epoch of a training run was, UTC ns by the clock of its node's readings, for graphs of the power."""
 
     node: str
-    """Where it ran."""
     run: str
     cell: str
     loader: str
     epoch: int
     start_ns: int
-    """UTC ns by the clock of the node's readings."""
     end_ns: int
-    """The same."""
 
 
 class Event(NamedTuple):
-    """Something that the user of the readings should know."""
+    """Something that the user of the readings should know, at `t_ns`, UTC ns."""
 
     t_ns: int
-    """UTC ns."""
     node: str
     kind: str
     """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed",
