@@ -46,16 +46,11 @@ def boards_of(description: Mapping[str, Any]) -> list[Board]:
 
 
 def choose_boards(choice: str, boards: Sequence[Board], environment: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the devices that count; None for all.
+    """Return those of a host's boards that count, as devices; None for all.
 
-    Args:
-        choice: ALL; VISIBLE, what CUDA_VISIBLE_DEVICES of the environment names; or indices of NVML and UUIDs, joined
-            by commas. The UUID of a slice stands for its board.
-        boards: The boards of the host.
-        environment: Of the program whose boards count.
-
-    Raises:
-        OptionError: A name is no board's, nobody knows whose it is, or its board is not sampled.
+    `choice` is ALL; VISIBLE, what CUDA_VISIBLE_DEVICES of the program's environment names; or indices of NVML and
+    UUIDs, joined by commas. The UUID of a slice stands for its board. Raises OptionError for a name that is no board's
+    or of which nobody knows whose it is, and for a board that is not sampled.
     """
     sees = choice == VISIBLE
     if choice == ALL or (sees and _SEEN not in environment) or not boards:

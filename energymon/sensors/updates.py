@@ -9,20 +9,15 @@ from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 
-_CHANGES: Final = 8
-"""So many updates show a counter's period."""
-_FEW: Final = 3
-"""So many are waited for longer."""
 _MARGIN: Final = 1.25
 """The longest time between updates that is to come, over the longest that was seen while probing."""
 
 
 class Poll(NamedTuple):
-    """One look at a counter."""
+    """One look at a counter: when its read call began and ended, monotonic ns, and what it showed."""
 
     before_ns: int
     after_ns: int
-    """The read call's begin and end, monotonic ns."""
     value: object
 
 
@@ -40,29 +35,29 @@ def period_ms(shown: Iterable[tuple[int, object]]) -> float | None:
 def polled(
     reads: Sequence[Callable[[], object | None]], *, step_s: float, usual_s: float, longest_s: float
 ) -> list[list[Poll]]:
-    """Poll counters together until each has changed some times; return what each showed, the unchanged left out.
+    """Poll counters together; return the looks on either side of the changes of each.
 
-    `reads` return a value, or None where it cannot be read. Polling ends after `longest_s`, and after `usual_s` once
-    each counter has changed a few times at least. Kept are the looks on either side of a change.
+    `reads` return a value, or None where it cannot be read. Polling ends when each counter has changed nine times,
+    after `usual_s` when each has changed four times, and after `longest_s`.
     """
     shown: list[list[Poll]] = [[] for _ in reads]
     changes = [0] * len(reads)
     began_ns = time.monotonic_ns()
-    while reads and min(changes) <= _CHANGES:
+    while reads and min(changes) <= 8:
         for i, read in enumerate(reads):
             before_ns = time.monotonic_ns()
             value = read()
-            look = Poll(before_ns, time.monotonic_ns(), value)
-            seen = shown[i]
+            after_ns = time.monotonic_ns()
             if value is None:
                 continue
+            seen = shown[i]
             if seen and seen[-1].value != value:
                 changes[i] += 1
             elif len(seen) > 1 and seen[-2].value == value:
                 seen.pop()
-            seen.append(look)
+            seen.append(Poll(before_ns, after_ns, value))
         elapsed_s = (time.monotonic_ns() - began_ns) / NS
-        if elapsed_s > longest_s or (elapsed_s > usual_s and min(changes) > _FEW):
+        if elapsed_s > longest_s or (elapsed_s > usual_s and min(changes) > 3):
             break
         time.sleep(step_s)
     return shown
@@ -72,16 +67,13 @@ def lag_of(shown: Sequence[Poll]) -> float | None:
     """Return how old, s, the value of a counter may be that was polled; None when fewer than two updates were seen.
 
     That is the longest time between two updates, with a margin. Where the poller was held up around an update, the
-    time between updates is taken to be what it surely was.
+    least time that it can have been is taken.
     """
     from statistics import median
 
     changes = [(before, after) for before, after in pairwise(shown) if before.value != after.value]
-    gaps = [
-        # (surely at least, surely at most)
-        (then[0].before_ns - first[1].after_ns, then[1].after_ns - first[0].before_ns)
-        for first, then in pairwise(changes)
-    ]
+    # Each is (at least, at most).
+    gaps = [(b[0].before_ns - a[1].after_ns, b[1].after_ns - a[0].before_ns) for a, b in pairwise(changes)]
     if not gaps:
         return None
     blur_ns = 2 * median(most - least for least, most in gaps)
