@@ -13,8 +13,8 @@ from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
 from energymon.sampling.edges import EdgeListener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, sampled
 from energymon.sampling.slow import NICE, SlowSensors
-from energymon.sensors.base import Sensor
-from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
+from energymon.sensors.base import Operation, Raw, Sensor
+from energymon.ticker.ticker import Library, Reason, Ticker, ticker_library
 from joulefeed.scheduling import raise_priority
 
 _QUICK_NS: Final = 100_000

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from energymon.ticker.ticker import Raw, Taken
+from energymon.sensors.base import Raw
+from energymon.ticker.ticker import Taken
 
 
 class Sampled(NamedTuple):

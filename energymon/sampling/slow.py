@@ -10,8 +10,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from energymon.sampling.records import Sampled
-from energymon.sensors.base import Sensor
-from energymon.ticker.ticker import Raw
+from energymon.sensors.base import Raw, Sensor
 from joulefeed.scheduling import raise_priority
 
 NICE: Final = -10

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from energymon.clock.monotonic import NS
 from energymon.errors import NoSensorError
@@ -11,12 +15,31 @@ from energymon.reading import ESTIMATE, Domain
 
 if TYPE_CHECKING:
     from energymon.sensors.boards import Board
-    from energymon.ticker.ticker import Operation, Raw
+    from energymon.sensors.counter import DeviceSeries
 
 CLOSED: Final = -1
 """Stands for a descriptor that is closed."""
 Part = tuple[str, Domain]
 """A device and the domain whose joules are the sum over such devices."""
+Raw: TypeAlias = "list[Any]"
+"""Answers between monotonic times, ns: [t, answer, t, …, t]. An answer is bytes, a return code, or an OSError."""
+
+
+class Operation(NamedTuple):
+    """One answer that compiled code gets: bytes of a file, or what a function leaves in a buffer."""
+
+    size: int
+    """Bytes of the answer at most."""
+    fd: int = -1
+    """Of the file, when it is one."""
+    seeks: bool = False
+    """Whether the file is read from its start each time."""
+    function: int = 0
+    """Address of a function (handle, buffer), or (handle, length, buffer), that returns 0 when it has succeeded."""
+    handle: int = 0
+    length: int | None = None
+    buffer: int = 0
+    """Address of the function's answer."""
 
 
 class SensorChannel(NamedTuple):
@@ -38,7 +61,7 @@ class RawCounter(NamedTuple):
 
 
 class SensorPoint(NamedTuple):
-    """One channel's answer at one tick; a named tuple like SensorChannel, for a dataclass costs three times as much."""
+    """One channel's answer at one tick."""
 
     channel: SensorChannel
     t_ns: int
@@ -63,44 +86,85 @@ def samples_power_alone(channels: Sequence[SensorChannel]) -> bool:
     return bool(sources) and sources <= {"nvml-power", "nvml-power-average"}
 
 
-class Sensor(Protocol):
+class Sensor(ABC):
     """Reads its channels in two steps, so that a sampler does only what cannot wait.
 
     `sample` runs on a sampler's thread at the tick, `decode` on the writer's, in order and once for each sample that
     is kept; some are thrown away.
     """
 
-    @property
-    def name(self) -> str:
-        """The sensor's name."""
+    name: str
+    series: Sequence[DeviceSeries] = ()
 
     @property
     def channels(self) -> Sequence[SensorChannel]:
         """What it reads."""
+        return tuple(series.channel for series in self.series)
 
+    @abstractmethod
     def sample(self) -> Raw:
-        """Read every channel once and return it raw with monotonic times, ns; never raises."""
+        """Read every channel once and return the answers between monotonic times, ns; never raises."""
 
+    @abstractmethod
     def operations(self) -> Sequence[Operation] | None:
-        """Return what compiled code may do in the place of `sample`; None when that takes Python, now or ever.
+        """Return what compiled code does in the place of `sample`; None when that takes Python, now or ever."""
 
-        `decode` is given the same as from `sample`: [t, answer, t, …, t].
-        """
-
+    @abstractmethod
     def decode(self, raw: Raw, offset_ns: int) -> list[SensorPoint]:
         """Turn what `sample` returned into points; a channel that failed is a SensorPoint with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
         """
 
-    def describe(self) -> dict[str, object]:
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
         """Return what a reader of the results should know of this sensor, JSON types only."""
 
     def delay(self, delays_s: Mapping[str, float]) -> None:
         """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
+        for series in self.series:
+            if series.counter is not None:
+                series.counter.delay_s = delays_s.get(series.channel.source, 0.0)
 
+    @abstractmethod
     def close(self) -> None:
         """Release descriptors and libraries; may be called twice."""
+
+
+class FileSensor(Sensor):
+    """A sensor that reads one file from its start at each tick."""
+
+    fd: int
+    size: int
+    """Bytes that are read at most."""
+
+    def sample(self) -> Raw:
+        """Return [t, bytes or the OSError that came instead, t]."""
+        now_ns = time.monotonic_ns()
+        try:
+            answer: bytes | OSError = os.pread(self.fd, self.size, 0)
+        except OSError as error:
+            # A traceback would keep this frame for as long as the error waits.
+            answer = error.with_traceback(None)
+        return [now_ns, answer, time.monotonic_ns()]
+
+    def operations(self) -> Sequence[Operation] | None:
+        """Return the read; None when the file is closed."""
+        return [Operation(self.size, fd=self.fd, seeks=True)] if self.fd != CLOSED else None
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self.fd != CLOSED:
+            os.close(self.fd)
+            self.fd = CLOSED
+
+
+def line_of(file: Path) -> str:
+    """Return the one line that a file of the kernel has; "" where it cannot be read."""
+    try:
+        return file.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 class Missing(NamedTuple):
@@ -118,9 +182,7 @@ class Missing(NamedTuple):
 
 def wraps(sensors: Iterable[Sensor]) -> dict[Part, float]:
     """Return how long each counter that wraps may go unread, s."""
-    channels = [
-        c for sensor in sensors for c in cast(Iterable[Mapping[str, Any]], sensor.describe().get("channels", ()))
-    ]
+    channels = (channel for sensor in sensors for channel in sensor.describe().get("channels", ()))
     return {(c["device"], c["domain"]): c["wrap_s"] for c in channels if c.get("wrap_s") is not None}
 
 
@@ -151,11 +213,10 @@ class Discovery(NamedTuple):
         An estimate of a domain of which nothing is measured is one of all of it.
         """
         channels = [channel for sensor in self.sensors for channel in sensor.channels]
-        covered = {(channel.device, channel.domain) for channel in channels}
+        covered = {channel[:2] for channel in channels}
         estimated = {channel.domain for channel in channels if channel.source == ESTIMATE}
-        return {
-            part: gap for gap in self.missing for part in gap.parts if part not in covered and part[1] not in estimated
-        }
+        parts = {part: gap for gap in self.missing for part in gap.parts}
+        return {part: gap for part, gap in parts.items() if part not in covered and part[1] not in estimated}
 
     def unknown(self, interval_ns: int) -> dict[Part, str]:
         """Return the parts that have no figure at ticks of `interval_ns`, so that their domain has none, and why."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import INTERPOLATED, LAG_S, START
+from energymon.reading import INTERPOLATED, START
 from energymon.sensors.base import RawCounter, SensorChannel, SensorPoint
 
 _STILL_NS: Final = 2 * NS
@@ -15,7 +14,6 @@ _STILL_NS: Final = 2 * NS
 _OLD_NS: Final = 2 * NS
 _AHEAD_NS: Final = 20_000_000
 """A value's own time counts when it is no older, and no further ahead of its reading, than these."""
-_W_PER_MW: Final = 1e-3
 _BRIDGED_INTERVALS: Final = 3
 """Readings of power up to this many ticks apart have a straight line between them."""
 
@@ -24,29 +22,10 @@ class Counter:
     """Unwraps one hardware counter of energy, and finds of when the values are that it shows.
 
     A value that differs from the one read before it came to be after that reading began, less the counter's delay.
-    That holds for a counter of any period, and for one whose period changes. A change is accepted when it implies no
-    more than `max_w` since the earliest instant of the value before. One reading that does not fit is refused and
-    waited out; when the next one continues from the refused one, the counter was reset, and a new segment begins.
+    A change is accepted when it implies no more than `max_w` since the earliest instant of the value before. One
+    reading that does not fit is refused; when the next one continues from it, the counter was reset, and a new segment
+    begins.
     """
-
-    __slots__ = (
-        "_changed_ns",
-        "_interrupted",
-        "_last",
-        "_last_ns",
-        "_max_per_ns",
-        "_still_ns",
-        "_suspect",
-        "_total",
-        "_wrap_ns",
-        "delay_s",
-        "lag_s",
-        "max_w",
-        "since_ns",
-        "unit_j",
-        "why",
-        "wrap",
-    )
 
     def __init__(
         self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float, still_ns: int = _STILL_NS
@@ -55,17 +34,15 @@ class Counter:
         self.wrap = wrap
         self.max_w = max_w
         self._max_per_ns = max_w / unit_j / NS
-        # In an outage this long the counter may have wrapped twice.
-        self._wrap_ns = None if wrap is None else wrap / self._max_per_ns
+        self.wrap_s = None if wrap is None else wrap * unit_j / max_w
+        """How long it may go unread, s: the time in which it wraps at `max_w`; None when it does not wrap."""
         self.lag_s = lag_s
         """The longest time between two updates; the first value of a segment may be as old."""
         self.delay_s = 0.0
         """How much older a value may be than its update."""
         self._still_ns = still_ns
-        self._total = 0
         self._last: int | None = None
-        self._last_ns = 0
-        self._changed_ns = 0
+        self._total = self._last_ns = self._changed_ns = 0
         self.since_ns = 0
         """The earliest instant that the value taken last may be of, ns of the monotonic clock."""
         self.why = ""
@@ -77,11 +54,6 @@ class Counter:
     def age_s(self) -> float:
         """How old, s, the value may be that the counter shows."""
         return self.lag_s + self.delay_s
-
-    @property
-    def wrap_s(self) -> float | None:
-        """How long it may go unread, s: the time in which it wraps at `max_w`; None when it does not wrap."""
-        return None if self._wrap_ns is None else self._wrap_ns / NS
 
     def interrupt(self) -> None:
         """Note that it could not be read: a driver that was loaded again begins at 0.
@@ -103,12 +75,10 @@ class Counter:
             raise CounterError(f"shows {raw}, expected 0 to {wrap}")
         if last is None:
             return self._restart(raw, before_ns, "")
-        delta = raw - last
-        if delta < 0 and wrap is not None:
-            delta += wrap
+        delta = self._beyond(last, raw)
         elapsed_ns = now_ns - self._last_ns
-        if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
-            why = f"may wrap in {_span(self._wrap_ns)}, and two readings are {_span(elapsed_ns)} apart"
+        if self.wrap_s is not None and elapsed_ns >= self.wrap_s * NS:
+            why = f"may wrap in {_span(self.wrap_s * NS)}, and two readings are {_span(elapsed_ns)} apart"
             return self._restart(raw, before_ns, why)
         # A counter that was reset in an outage, and has since passed its old value, is seen by nothing else.
         if self._interrupted and raw <= self._max_per_ns * elapsed_ns:
@@ -119,12 +89,16 @@ class Counter:
         self._interrupted, self._suspect = False, None
         if delta:
             self._changed_ns = now_ns
-            self.since_ns = self._last_ns - (round(self.delay_s * NS) if self.delay_s else 0)
+            self.since_ns = self._last_ns - round(self.delay_s * NS)
             self._total += delta
         elif before_ns - self._changed_ns > self._still_ns:
             raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
         self._last, self._last_ns = raw, before_ns
         return self._total * self.unit_j, ""
+
+    def _beyond(self, earlier: int, raw: int) -> int:
+        """Return how many counts a value is beyond an earlier one, over one wrap at most."""
+        return raw - earlier + (self.wrap if self.wrap is not None and raw < earlier else 0)
 
     def _restart(self, raw: int, now_ns: int, why: str) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
@@ -134,10 +108,8 @@ class Counter:
     def _doubt(self, raw: int, delta: int, now_ns: int, before_ns: int) -> tuple[float, str]:
         suspect, self._suspect = self._suspect, (raw, before_ns)
         if suspect is not None:
-            since = raw - suspect[0]
-            if since < 0 and self.wrap is not None:
-                since += self.wrap
-            if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + 2 * round(self.age_s * NS)):
+            most = self._max_per_ns * (now_ns - suspect[1] + 2 * round(self.age_s * NS))
+            if 0 <= self._beyond(suspect[0], raw) <= most:
                 return self._restart(raw, before_ns, f"was reset: it went from {self._last} to {suspect[0]}")
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
@@ -154,13 +126,15 @@ class PowerIntegral:
     and a new segment begins.
     """
 
-    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_outage_ns", "_read_ns", "_watts", "why")
+    delay_s = None
 
-    def __init__(self, *, interval_ns: int) -> None:
-        """Take the time between ticks."""
-        self.set_interval(interval_ns, 0)
-        self._joules = 0.0
-        self._watts = 0.0
+    def __init__(self, *, interval_ns: int, lag_s: float = 0.0) -> None:
+        """Take the time between ticks, ns, and how old the power may be that is shown, s."""
+        self._interval_ns = interval_ns
+        self.age_s = lag_s
+        self.dither_ns = 0
+        """The longest random delay of a tick, ns."""
+        self._joules = self._watts = 0.0
         self._last_ns: int | None = None
         self._read_ns = 0
         self.why = ""
@@ -173,73 +147,50 @@ class PowerIntegral:
         """
         asked_ns = now_ns if read_ns is None else read_ns
         since_ns = asked_ns - self._read_ns
-        if self._last_ns is None or since_ns > self._outage_ns:
+        late_ns = self._interval_ns // 2 + self.dither_ns
+        if self._last_ns is None or since_ns > _BRIDGED_INTERVALS * self._interval_ns + late_ns:
             flags = START
             if self._last_ns is not None:
                 self.why = f"was not read for {_span(since_ns)}, and nothing counted its energy meanwhile"
         else:
             self._joules += (self._watts + watts) * (now_ns - self._last_ns) / (2 * NS)
-            flags = INTERPOLATED if since_ns > self._gap_ns else ""
+            flags = INTERPOLATED if since_ns > self._interval_ns + late_ns else ""
         self._watts, self._last_ns, self._read_ns = watts, now_ns, asked_ns
         return self._joules, flags
 
-    def set_interval(self, interval_ns: int, dither_ns: int) -> None:
-        """Set the time between two ticks and the longest random delay of a tick, ns."""
-        self._gap_ns = interval_ns + interval_ns // 2 + dither_ns
-        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + dither_ns
-
 
 class DeviceSeries:
-    """One channel of a board or a meter: a counter, or power in mW that is integrated."""
+    """One channel of a device: a counter, or power in mW that is integrated."""
 
-    __slots__ = ("_at_ns", "_integral", "_label", "_lag_s", "channel", "counter")
-
-    def __init__(
-        self, channel: SensorChannel, label: str, what: Counter | PowerIntegral, lag_s: float | None = None
-    ) -> None:
+    def __init__(self, channel: SensorChannel, label: str, what: Counter | PowerIntegral) -> None:
         """Take the device as messages name it."""
-        self.channel = channel
-        self._lag_s = LAG_S[channel.source] if lag_s is None else lag_s
-        self._label = label
+        self.channel, self._label, self._what = channel, label, what
         self.counter = what if isinstance(what, Counter) else None
-        self._integral = what if isinstance(what, PowerIntegral) else None
+        self.integral = what if isinstance(what, PowerIntegral) else None
         self._at_ns = 0
-
-    def dither(self, interval_ns: int) -> None:
-        """Expect each tick with a random delay of up to an interval, ns."""
-        if self._integral is not None:
-            self._integral.set_interval(interval_ns, interval_ns)
-
-    def delay(self, delays_s: Mapping[str, float]) -> None:
-        """Take how much older than its update a counter's value may be, s, by source; 0 for the others."""
-        if self.counter is not None:
-            self.counter.delay_s = delays_s.get(self.channel.source, 0.0)
 
     def describe(self) -> dict[str, object]:
         """Return its channel, how old the value may be that is shown, s, and a counter's delay, s."""
-        counter = self.counter
-        lag_s, delay_s = (self._lag_s, None) if counter is None else (counter.age_s, counter.delay_s)
-        return {**self.channel._asdict(), "lag_s": lag_s, "delay_s": delay_s}
+        return {**self.channel._asdict(), "lag_s": self._what.age_s, "delay_s": self._what.delay_s}
 
     def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> SensorPoint:
         """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
         at_ns = read_ns = (before_ns + after_ns) // 2
         if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
-            at_ns = t_ns if t_ns < after_ns else after_ns
+            at_ns = min(t_ns, after_ns)
         # Driver and host may disagree; a series does not run backwards for that.
-        at_ns = max(at_ns, self._at_ns)
-        self._at_ns = at_ns
-        if self._integral is not None:
-            watts = value * _W_PER_MW
-            joules, flags = self._integral.update(watts, at_ns, read_ns)
-            why = self._integral.why if flags == START else ""
+        at_ns = self._at_ns = max(at_ns, self._at_ns)
+        if self.integral is not None:
+            watts = value * 1e-3
+            joules, flags = self.integral.update(watts, at_ns, read_ns)
+            why = self.integral.why if flags == START else ""
             return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, why, watts=watts)
         counter = self.counter
         assert counter is not None
         try:
             joules, flags = counter.update(value, after_ns, before_ns)
         except CounterError as error:
-            return self.failed(str(error), read_ns + offset_ns)
+            return self._failed(str(error), read_ns + offset_ns)
         # The driver may say that the value is older than that.
         early_ns, late_ns = max(at_ns - counter.since_ns, 0), after_ns - at_ns
         if not flags:
@@ -247,8 +198,13 @@ class DeviceSeries:
         shown = RawCounter(value, counter.unit_j, counter.wrap, counter.max_w, self._label)
         return SensorPoint(self.channel, at_ns + offset_ns, joules, flags, counter.why, early_ns, late_ns, shown)
 
-    def failed(self, why: str, t_utc_ns: int) -> SensorPoint:
-        """Return the point of a reading that failed."""
+    def unread(self, why: str, t_utc_ns: int) -> SensorPoint:
+        """Return the point of a reading that failed; the device may have been reset when it is read again."""
+        if self.counter is not None:
+            self.counter.interrupt()
+        return self._failed(why, t_utc_ns)
+
+    def _failed(self, why: str, t_utc_ns: int) -> SensorPoint:
         return SensorPoint(self.channel, t_utc_ns, None, "", f"{self._label}: {why}")
 
 

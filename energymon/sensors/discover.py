@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -18,11 +19,9 @@ from energymon.sensors.rapl_sensor import SETTLE_S, unread
 
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
-the domains that both agree on; one that is named is taken as it is, and both are when both are named."""
+the domains that both agree on; those that are named are taken as they are."""
 
 _MAX_DELAY_S: Final = 1.0
-_LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dram": "is without DRAM in every list"}
-_ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
 
 
 class SensorConfig(NamedTuple):
@@ -71,15 +70,14 @@ class SensorConfig(NamedTuple):
 def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) -> Discovery:
     """Open the sensors that `config` asks for.
 
-    Unless it `settles`, it is not seen which counters rest or repeat others, and how often they are updated; that
-    takes some tenths of a second. Raises SensorError when one that was named is missing, and OptionError, such as for
-    a meter that cannot be meant.
+    To see which counters rest or repeat others, and how often they are updated, takes some tenths of a second; it is
+    left out unless it `settles`. Raises SensorError when one that was named is missing, and OptionError.
     """
     config.check()
     settle_s = SETTLE_S if settles else 0.0
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs, settle_s),
-        "perf": lambda: perf.open_perf(config.sysfs, settle_s=settle_s, zones=powercap.domains(config.sysfs)),
+        "perf": lambda: perf.open_perf(config.sysfs, settle_s=settle_s),
         "powercap": lambda: powercap.open_powercap(config.sysfs, settle_s=settle_s),
         "nvml": lambda: open_nvml(interval_ns, config.nvml, config.boards, settles=settles),
     }
@@ -93,16 +91,14 @@ def discover(config: SensorConfig, interval_ns: int, *, settles: bool = True) ->
             from energymon.sensors.wall import WallSensor
         for source in config.wall:
             sensors.append(WallSensor(open_meter(source, config.sysfs, config.wall_auth, config.wall_ca)))
+        if lacking := [name for name in config.sensors if not opened[name].sensors]:
+            reasons = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
+            raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {reasons}")
     except EnergyError:
         Discovery(tuple(sensors)).close()
         raise
     for sensor in sensors:
         sensor.delay(config.delays_s)
-    lacking = [name for name in config.sensors if not opened[name].sensors]
-    if lacking:
-        Discovery(tuple(sensors), ()).close()
-        reasons = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
-        raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {reasons}")
     # A module's counter holds its CPU already.
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
@@ -116,18 +112,16 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
 
     Perf events come first: 64 bits without wraps, and all of a socket in one system call. Powercap is read where perf
     cannot be, and its list of domains confirms perf's, readable or not. A domain that only one of two lists has is left
-    out and named, and a list that stands alone is taken as it is. Either list holds the package and the DRAM of every
-    socket and nothing that lies inside them or repeats them: no core, uncore, psys or MMIO. Domains that are
-    lacking, and the better interface where it cannot be read, are in `missing`.
+    out, and a list that stands alone is taken as it is. Domains that are lacking, and the better interface where it
+    cannot be read, are in `missing`.
     """
-    zones = powercap.domains(sysfs)
-    in_perf, in_powercap = set(perf.domains(sysfs)), set(zones)
+    in_perf, in_powercap = set(perf.domains(sysfs)), set(powercap.domains(sysfs))
     agreed = in_perf & in_powercap if in_perf and in_powercap else in_perf | in_powercap
     left_out = tuple(
         Missing(
             name,
             f"{domain} of {device} is in {name}'s list alone and is left out",
-            _ALONE.format(name),
+            f"`--sensors {name}` takes that list as it is; check its figures against another meter",
             unread((device, domain), agreed),
         )
         for name, alone in (("perf", in_perf - agreed), ("powercap", in_powercap - agreed))
@@ -136,7 +130,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     left_out += tuple(_unlisted(sysfs, in_perf | in_powercap))
     if left_out and not agreed:
         return Discovery((), left_out)
-    by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None, zones=zones)
+    by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None)
     if by_perf.sensors:
         return Discovery(by_perf.sensors, (*by_perf.missing, *left_out))
     by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)
@@ -148,15 +142,19 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
 
 def _unlisted(sysfs: Path, listed: Collection[Part]) -> Iterator[Missing]:
     """Yield the packages and DRAMs that others of their kind are listed without."""
-    expected: dict[Domain, set[str]] = {"cpu": _sockets(sysfs), "dram": {_socket(device) for device, _ in listed}}
-    for domain, whole in expected.items():
-        there = {_socket(device) for device, of in listed if of == domain}
+    sockets = [(device.partition("-die-")[0], domain) for device, domain in listed]
+    expected: list[tuple[Domain, set[str], str]] = [
+        ("cpu", _sockets(sysfs), "has CPUs and is in no list"),
+        ("dram", {socket for socket, _ in sockets}, "is without DRAM in every list"),
+    ]
+    for domain, whole, lacks in expected:
+        there = {socket for socket, of in sockets if of == domain}
         # Compared by number, for older kernels number packages in their own way.
-        if there and len(there) < len(whole):
+        if 0 < len(there) < len(whole):
             for socket in sorted(whole - there)[: len(whole) - len(there)]:
                 yield Missing(
                     "rapl",
-                    f"{socket} {_LACKS[domain]} of perf's or powercap's, unlike {', '.join(sorted(there))}",
+                    f"{socket} {lacks} of perf's or powercap's, unlike {', '.join(sorted(there))}",
                     "give the agent all of the host's /sys, or report it with the kernel's version",
                     ((socket, domain),),
                 )
@@ -166,15 +164,7 @@ def _sockets(sysfs: Path) -> set[str]:
     """Return the packages that the kernel places CPUs in, as the lists name them."""
     found: set[str] = set()
     for file in (sysfs / "devices" / "system" / "cpu").glob("cpu[0-9]*/topology/physical_package_id"):
-        try:
-            number = int(file.read_text())
-        except (OSError, ValueError):
-            # A CPU that goes offline takes its topology along.
-            continue
-        if number >= 0:
-            found.add(f"package-{number}")
+        with suppress(OSError, ValueError):  # a CPU that goes offline takes its topology along
+            if (number := int(file.read_text())) >= 0:
+                found.add(f"package-{number}")
     return found
-
-
-def _socket(device: str) -> str:
-    return device.partition("-die-")[0]

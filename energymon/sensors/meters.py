@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from energymon.errors import OptionError, SensorError
+from energymon.sensors.base import line_of
 from joulefeed.child import Child, ChildError
 from joulefeed.closing import receives_for
 
@@ -31,6 +32,7 @@ _PROGRAM_S: Final = 10.0
 _MAX_BYTES: Final = 2**18
 _WHOLE_MACHINE: Final = frozenset({"power_meter", "ibmaem"})
 """Drivers of hwmon whose meters are of machines (Linux, Documentation/hwmon)."""
+_HWMON_FILES: Final = ("energy1_input", "power1_average", "power1_input")
 _COMMANDS: Final = (("ipmitool", "dcmi", "power", "reading"), ("ipmi-dcmi", "--get-system-power-statistics"))
 _WATTS: Final = re.compile(r"^\s*(?:Instantaneous power reading|Current Power)\s*:\s*(\d+)\s+Watts", re.M)
 _OFF: Final = re.compile(r"^\s*Power (?:reading state is|Measurement)\s*:\s*(deactivated|Not Available)", re.M)
@@ -47,13 +49,11 @@ class MeterValue(NamedTuple):
 
 
 class WallMeter(ABC):
-    """One meter, which is asked when it is read."""
+    """One meter: its kind, its name in the readings, and where it is read, for messages."""
 
     kind: ClassVar[str]
     device: str
-    """Its name in the readings."""
     place: str
-    """Where it is read, for messages."""
     error_share: float | None = None
     """Error of its joules as its maker states it, 0 to 1; None where it does not."""
 
@@ -73,8 +73,8 @@ class HwmonMeter(WallMeter):
         # Drivers of the older interface have their files in the device.
         entries = sorted((sysfs / "class" / "hwmon").glob("hwmon*"))
         for entry, folder in [(entry, entry / there) for entry in entries for there in (".", "device")]:
-            if any((folder / file).exists() for file in ("energy1_input", "power1_average", "power1_input")):
-                names = [_line(folder / file) for file in ("name", "power1_label", "power1_oem_info")]
+            if any((folder / file).exists() for file in _HWMON_FILES):
+                names = [line_of(folder / file) for file in ("name", "power1_label", "power1_oem_info")]
                 found[folder] = [entry.name, *filter(None, names)]
         fitting = [folder for folder, names in found.items() if ({name} if name else _WHOLE_MACHINE) & set(names)]
         if len(fitting) != 1:
@@ -83,26 +83,26 @@ class HwmonMeter(WallMeter):
             raise SensorError(f"{sysfs}/class/hwmon: {why}; expected one, hwmon:NAME of these: {named}")
         (self._folder,) = fitting
         self.device, self.place = f"hwmon-{found[self._folder][-1]}", str(self._folder)
-        accuracy = _line(self._folder / "power1_accuracy").removesuffix("%")
+        accuracy = line_of(self._folder / "power1_accuracy").removesuffix("%")
         if re.fullmatch(r"\d+(\.\d+)?", accuracy) and 0 < float(accuracy) < 100:
             self.error_share = 1 - float(accuracy) / 100
 
     def read(self) -> MeterValue:
         """Read its files."""
-        energy, average, power = (self._value(file) for file in ("energy1_input", "power1_average", "power1_input"))
+        shown: dict[str, float] = {}
+        for file in _HWMON_FILES:
+            path = self._folder / file
+            try:
+                text = path.read_text(errors="replace").strip()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise SensorError(f"{path}: {error.strerror}") from error
+            if not text.isdecimal():
+                raise SensorError(f"{path}: holds {text[:40]!r}, expected a whole number")
+            shown[file] = int(text) * 1e-6
+        energy, average, power = (shown.get(file) for file in _HWMON_FILES)
         return MeterValue(power if average is None else average, energy, 1e-6)
-
-    def _value(self, file: str) -> float | None:
-        path = self._folder / file
-        try:
-            text = path.read_text(errors="replace").strip()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise SensorError(f"{path}: {error.strerror}") from error
-        if not text.isdecimal():
-            raise SensorError(f"{path}: holds {text[:40]!r}, expected a whole number")
-        return int(text) * 1e-6
 
 
 class IpmiMeter(WallMeter):
@@ -142,11 +142,10 @@ class HttpMeter(WallMeter):
     def __init__(self, url: str, ca: Path | None = None, auth: Path | None = None) -> None:
         try:
             self._parts = urlsplit(url)
-            is_known = bool(self._parts.hostname) and self._parts.port != 0
+            is_known = self._parts.hostname and self._parts.port != 0 and not set(url) & set("@?#")
         except ValueError:
             is_known = False
-        is_plain = "@" not in url and "?" not in url and "#" not in url
-        if not is_known or not is_plain or self._parts.scheme not in (self.scheme, "https"):
+        if not is_known or self._parts.scheme not in (self.scheme, "https"):
             # Not shown: it may hold a password, as Tasmota's ?user=admin&password=… does.
             raise OptionError(f"--wall {self.kind}: expected {self.scheme}://HOST behind the colon, without a password")
         self.place, self.device, self._auth = url.rstrip("/"), f"{self.kind}-{self._parts.netloc}", auth
@@ -254,13 +253,6 @@ def _number(data: Any, keys: str) -> int | Decimal:
     if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 <= value < 10**15:
         raise SensorError(f"{keys} is {str(value)[:40]!r} in {str(data)[:80]}; expected a number of 0 or more")
     return value
-
-
-def _line(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def open_meter(source: str, sysfs: Path, auth: Path | None, ca: Path | None) -> WallMeter:

@@ -7,60 +7,55 @@ import importlib
 import struct
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
-from energymon.sensors.base import Missing, Part
+from energymon.sensors.base import Missing, Operation, Part
 from energymon.sensors.boards import UNCOUNTED
-
-if TYPE_CHECKING:
-    from energymon.ticker.ticker import Operation
 
 NAME: Final = "nvml"
 _DRIVERS: Final = "libnvidia-ml.so.1"
 
-# nvml.h: field ids, and the scope of power on modules that hold a CPU too.
+# nvml.h: field ids.
 ENERGY: Final = 83
 AVERAGE_POWER: Final = 185
 INSTANT_POWER: Final = 186
-MODULE_SCOPE: Final = 1
 
-FIELD_FORM: Final = "8xq8xIIQ"
+_FIELD_FORM: Final = "8xq8xIIQ"
 """nvmlFieldValue_t: fieldId, scopeId, timestamp (µs since 1970), latencyUsec, valueType, nvmlReturn, value; the ids and
 the latency are left out."""
 _MASKS: Final = {1: 2**32 - 1, 2: 2**64 - 1, 3: 2**64 - 1, 5: 2**32 - 1}
 """What of nvmlValue_t counts, by nvmlValueType_t: unsigned int, long, long long, int. Energy and power come as no
 other, and the rest of a short value is not cleared."""
-_UNKNOWN: Final = 999
-"""NVML_ERROR_UNKNOWN."""
-
-_ALL_BOARDS: Final[Part] = (UNCOUNTED, "gpu")
 
 CObject: TypeAlias = Any
 """A function, a handle or a pointer of ctypes or pynvml, which have no types."""
-
-Shown = tuple[int, int, int]
-"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call has none)."""
 
 
 class NvmlCall:
     """A function of the library with its arguments: `function(*arguments)` returns a code and fills `buffer`."""
 
-    def __init__(self, function: CObject, form: str, fields: tuple[int, ...] = (), scope: int = 0) -> None:
-        """Prepare a call.
+    def __init__(
+        self,
+        nvml: CObject,
+        function: str = "nvmlDeviceGetFieldValues",
+        form: str = _FIELD_FORM,
+        fields: tuple[int, ...] = (),
+        *,
+        of_module: bool = False,
+    ) -> None:
+        """Prepare a call of a function (handle, buffer), or (handle, length, buffer) where it takes `fields`.
 
-        Args:
-            function: Function (handle, buffer), or (handle, length, buffer) where it takes `fields`.
-            form: What each value of the answer consists of, as module struct has it.
-            fields: Ids of the fields that nvmlDeviceGetFieldValues is asked for; default none.
-            scope: Scope of the fields of power; energy has one scope alone.
+        `form` is what each value of the answer consists of, as module struct has it. Power is that of a module that
+        holds a CPU too where it is `of_module` (scope 1); energy has only one scope. Raises AttributeError where the
+        library has no such function.
         """
-        self.function = function
+        self.function = nvml.nvmlLib[function]
         self._value, self._fields = struct.Struct(f"={form}"), fields
         self.buffer = bytearray(self._value.size * max(len(fields), 1))
         self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
         self.arguments: tuple[CObject, ...] = ()
         for i, field in enumerate(fields):
-            struct.pack_into("=II", self.buffer, i * self._value.size, field, 0 if field == ENERGY else scope)
+            struct.pack_into("=II", self.buffer, i * self._value.size, field, of_module and field != ENERGY)
 
     def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
@@ -70,8 +65,6 @@ class NvmlCall:
     @property
     def operation(self) -> Operation:
         """The call for compiled code."""
-        from energymon.ticker.ticker import Operation
-
         return Operation(
             len(self.buffer),
             function=_address(self.function),
@@ -80,12 +73,16 @@ class NvmlCall:
             buffer=ctypes.addressof(self._array),
         )
 
-    def shown(self, data: bytes) -> list[Shown]:
-        """Return code, value and time of each field in a copy of the buffer, or of the one number without a time."""
+    def shown(self, data: bytes) -> list[tuple[int, int, int]]:
+        """Return NVML's code, value and time, UTC ns, of each field in a copy of the buffer, or of the one number.
+
+        A number without fields has the time 0.
+        """
         if not self._fields:
             return [(0, self._value.unpack(data)[0], 0)]
+        unknown = 999  # NVML_ERROR_UNKNOWN
         return [
-            (code if code or kind in _MASKS else _UNKNOWN, value & _MASKS.get(kind, 0), t_us * 1000)
+            (code if code or kind in _MASKS else unknown, value & _MASKS.get(kind, 0), t_us * 1000)
             for t_us, kind, code, value in self._value.iter_unpack(data)
         ]
 
@@ -94,8 +91,9 @@ def _address(pointer: CObject) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
-def unanswered(error: Exception, parts: tuple[Part, ...] = (_ALL_BOARDS,)) -> Missing:
+def unanswered(error: Exception, *, has_boards: bool = True) -> Missing:
     """Return what is missing where the driver answers with an error instead of its boards."""
+    parts: tuple[Part, ...] = ((UNCOUNTED, "gpu"),) if has_boards else ()
     return Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user", parts)
 
 
@@ -120,8 +118,8 @@ def load(library: Path | None) -> ModuleType | Missing:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         # The library without a driver, as images for GPUs have it, is no sign of a board.
-        there = error.value not in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-        return unanswered(error, (_ALL_BOARDS,) if there else ())
+        absent = (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return unanswered(error, has_boards=error.value not in absent)
     if nvml.nvmlLib._handle != loaded._handle:
         nvml.nvmlShutdown()
         reason = f"{path} is not what this process has loaded as {_DRIVERS}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import math
@@ -11,19 +10,21 @@ import re
 import struct
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import CLOSED, Discovery, Missing, Part, RawCounter
+from energymon.sensors import powercap
+from energymon.sensors.base import Discovery, Missing, Part, RawCounter, SensorPoint, line_of
 from energymon.sensors.counter import Counter
-from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, RaplSensor, drop_idle, learn_lags
+from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, open_counting
 
 _NAME: Final = "perf"
 _SOURCE: Final = "rapl-perf"
-_PARANOID: Final = Path("/proc/sys/kernel/perf_event_paranoid")
+_FOLDER: Final = "bus/event_source/devices/power"
+"""Where sysfs describes the PMU."""
 
 # perf_event_open(2), linux/perf_event.h.
 _SYSCALLS: Final[Mapping[str, int]] = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
@@ -32,7 +33,6 @@ _ATTR: Final = struct.Struct("=IIQQQQQIIQ")
 _FORMAT_GROUP: Final = 8
 _FLAG_FD_CLOEXEC: Final = 8
 
-_DENIED: Final = (errno.EACCES, errno.EPERM)
 _ABSENT: Final = (
     "virtual machines rarely have it; on bare metal load the module rapl (CONFIG_PERF_EVENTS_INTEL_RAPL), which"
     " serves AMD since Zen too"
@@ -43,20 +43,13 @@ _REPORT: Final = "report it with the kernel's version"
 _EVENTS: Final[Mapping[str, Domain]] = {"energy-pkg": "cpu", "energy-ram": "dram"}
 _CONFIG: Final = re.compile(r"event=(0x[0-9a-fA-F]+|\d+)")
 
-_TRIES: Final = 8
-"""The counter moves every millisecond; a reading of both takes some 20 µs."""
-_COUNTS: Final = 2**32 - 1
-_NJ: Final = 1e9
-_WHOLE: Final = 0.01
-
 
 class PerfEvent(NamedTuple):
-    """One domain of the PMU."""
+    """One domain of the PMU, and the joules of one count."""
 
     domain: Domain
     config: int
     unit_j: float
-    """Joules of one count."""
 
 
 class Pmu(NamedTuple):
@@ -64,7 +57,7 @@ class Pmu(NamedTuple):
 
     type: int
     """What perf_event_open knows the PMU by."""
-    events: tuple[PerfEvent, ...]
+    events: list[PerfEvent]
     cpus: Mapping[str, int]
     """Socket or die by name, and the CPU that its events are opened on."""
 
@@ -83,10 +76,10 @@ class Reference:
         self._wrap = int((zone / "max_energy_range_uj").read_text())
         # Powercap counts the register's steps in whole nJ (intel_rapl_common.c); perf counts them as the power of two
         # that they are. The range, which is the steps of the whole register, shows how many nJ are taken for one.
-        step_nj = self._wrap * 1000 / _COUNTS
-        if step_nj < 1 or abs(step_nj - round(step_nj)) > _WHOLE:
+        step_nj = self._wrap * 1000 / (2**32 - 1)
+        if step_nj < 1 or abs(step_nj - round(step_nj)) > 0.01:
             raise ValueError(f"{zone}/max_energy_range_uj holds {self._wrap}, expected steps of whole nJ")
-        true_nj = _NJ / 2 ** round(math.log2(_NJ / step_nj))
+        true_nj = 1e9 / 2 ** round(math.log2(1e9 / step_nj))
         self._unit_j = 1e-6 * true_nj / round(step_nj)
         self._shown()
 
@@ -95,7 +88,8 @@ class Reference:
 
         `count` returns what perf's counter shows now, None where it cannot be read.
         """
-        for _ in range(_TRIES):
+        # The counter moves every millisecond; a reading of both takes some 20 µs.
+        for _ in range(8):
             try:
                 before, now, after = self._shown(), count(), self._shown()
             except (OSError, ValueError):
@@ -112,43 +106,29 @@ class Reference:
 class _PerfGroup(RaplCounters):
     """The events of one socket or die, which one read returns together."""
 
-    reopens_on_doubt = False
     seeks = False
 
-    def __init__(self, pmu_type: int, device: str, cpu: int, events: list[PerfEvent]) -> None:
-        self._pmu_type = pmu_type
-        self._cpu = cpu
-        self._events = events
+    def __init__(
+        self, pmu_type: int, device: str, cpu: int, events: Sequence[PerfEvent], zones: Mapping[Part, Path]
+    ) -> None:
+        """Open the events; `zones` are those of powercap that may count the same."""
+        self.device, self._pmu_type, self._cpu, self._events = device, pmu_type, cpu, events
         # The first word is the number of the others.
         self._words = struct.Struct(f"={1 + len(events)}Q")
-        self._references: list[Reference | None] = [None] * len(events)
-        self.device = device
-        super().__init__(
-            _SOURCE,
-            [(device, event.domain) for event in events],
-            [Counter(unit_j=event.unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE]) for event in events],
-            self._words.size,
-            f"perf events of {device} on CPU {cpu}",
-        )
-        self.open()
-
-    def refer(self, zones: Mapping[Part, Path]) -> None:
-        """Take the zones of powercap that count what the events count, as far as they can be read."""
-        for i, domain in enumerate(self.domains):
-            if (zone := zones.get(domain)) is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    self._references[i] = Reference(zone)
+        counters: dict[Part, Counter] = {}
+        self._references: dict[int, Reference] = {}
+        for i, (domain, _, unit_j) in enumerate(events):
+            counters[device, domain] = Counter(unit_j=unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE])
+            with suppress(KeyError, OSError, ValueError):
+                self._references[i] = Reference(zones[device, domain])
+        super().__init__(_SOURCE, f"perf events of {device} on CPU {cpu}", self._words.size, counters)
 
     def open(self) -> None:
         """Open the events."""
         self.close()
         try:
             for event in self._events:
-                fd = _perf_event_open(self._pmu_type, event.config, self._cpu, self.fd)
-                if self.fd == CLOSED:
-                    self.fd = fd
-                else:
-                    self.others.append(fd)
+                self.fds = (*self.fds, _perf_event_open(self._pmu_type, event.config, self._cpu, self.fd))
         except OSError:
             self.close()
             raise
@@ -159,12 +139,14 @@ class _PerfGroup(RaplCounters):
             raise ValueError(f"a read returned {len(data)} bytes, expected {self.size}")
         return self._words.unpack(data)[1:]
 
-    def started(self, i: int, shown: RawCounter) -> RawCounter | None:
-        """Return powercap's counter behind an event."""
-        reference = self._references[i]
-        return None if reference is None else reference.started(partial(self.value, i), shown.raw, shown.unit_j)
+    def started(self, i: int, point: SensorPoint) -> SensorPoint:
+        """Return the point with powercap's counter behind an event; without one where that is not known."""
+        shown, reference = point.counter, self._references.get(i)
+        if shown is None or reference is None:
+            return point._replace(counter=None)
+        return point._replace(counter=reference.started(partial(self.value, i), shown.raw, shown.unit_j))
 
-    def describe(self, i: int) -> dict[str, object]:
+    def describe(self, i: int) -> dict[str, Any]:
         """Return the CPU, the event and its unit."""
         event = self._events[i]
         return {"cpu": self._cpu, "event": event.config, "unit_j": event.unit_j}
@@ -193,98 +175,70 @@ def domains(sysfs: Path) -> list[Part]:
 
 
 def open_perf(
-    sysfs: Path,
-    only: Collection[Part] | None = None,
-    settle_s: float = SETTLE_S,
-    confirmed_by: str | None = None,
-    paranoid: Path = _PARANOID,
-    zones: Mapping[Part, Path] = MappingProxyType({}),
+    sysfs: Path, only: Collection[Part] | None = None, settle_s: float = SETTLE_S, confirmed_by: str | None = None
 ) -> Discovery:
     """Open the events of the PMU "power" below `sysfs`, all or those of the domains in `only`.
 
     Those that cannot be opened, do not move within `settle_s`, or repeat another one are named in `missing`.
-    `confirmed_by` names the interface that lists the same domains, and `zones` are powercap's, whose counters go on
-    when this process ends.
+    `confirmed_by` names the interface that lists the same domains.
     """
     try:
         pmu = _read_pmu(sysfs)
     except FileNotFoundError:
-        return Discovery((), (Missing(_NAME, f"{_folder(sysfs)} is no PMU for energy", _ABSENT),))
+        return Discovery((), (Missing(_NAME, f"{sysfs / _FOLDER} is no PMU for energy", _ABSENT),))
     except (OSError, ValueError) as error:
-        return Discovery((), (Missing(_NAME, f"{_folder(sysfs)}: {error}", _REPORT, (("packages", "cpu"),)),))
-    wanted = set(pmu.domains if only is None else only)
-    missing: list[Missing] = []
-    groups = _open_groups(pmu, wanted, missing, paranoid)
-    idle, why = drop_idle(_NAME, groups, lambda domain: f"{domain[1]} of {domain[0]}", settle_s)
-    missing += why
-    if idle:
-        for group in groups:
-            group.close()
-        groups = _open_groups(pmu, wanted - idle, missing, paranoid)
-    learn_lags(groups, settle_s)
-    for group in groups:
-        group.refer(zones)
-    if not groups:
-        return Discovery((), tuple(missing))
-    return Discovery((RaplSensor(_NAME, groups, confirmed_by),), tuple(missing))
+        return Discovery((), (Missing(_NAME, f"{sysfs / _FOLDER}: {error}", _REPORT, (("packages", "cpu"),)),))
+    # Those counters go on when this process ends.
+    zones = powercap.domains(sysfs)
+    wanted = pmu.domains if only is None else only
+    return open_counting(_NAME, lambda some: _groups(pmu, some, zones), wanted, settle_s, confirmed_by)
 
 
-def _open_groups(pmu: Pmu, wanted: set[Part], missing: list[Missing], paranoid: Path) -> list[_PerfGroup]:
-    """Open the wanted events of each socket; name once in `missing` what fails for the same reason."""
+def _groups(pmu: Pmu, wanted: Collection[Part], zones: Mapping[Part, Path]) -> tuple[list[_PerfGroup], list[Missing]]:
+    """Open the wanted events of each socket; return them, and once what fails for the same reason."""
     groups: list[_PerfGroup] = []
+    missing: list[Missing] = []
     for device, cpu in pmu.cpus.items():
         events = [event for event in pmu.events if (device, event.domain) in wanted]
         if not events:
             continue
         try:
-            groups.append(_PerfGroup(pmu.type, device, cpu, events))
+            groups.append(_PerfGroup(pmu.type, device, cpu, events, zones))
+        except PermissionError as error:
+            opened = {group.device for group in groups}
+            parts = tuple(sorted(domain for domain in wanted if domain[0] not in opened))
+            missing.append(Missing(_NAME, *_denied(error), parts))
+            break
         except OSError as error:
-            if error.errno in _DENIED:
-                opened = {group.device for group in groups}
-                parts = tuple(sorted(domain for domain in wanted if domain[0] not in opened))
-                missing.append(_denied(error, paranoid, parts))
-                break
             reason = f"perf_event_open for {device} on CPU {cpu}: {error.strerror}"
             missing.append(Missing(_NAME, reason, _REPORT, tuple((device, event.domain) for event in events)))
-    return groups
+    return groups, missing
 
 
-def _denied(error: OSError, paranoid: Path, parts: tuple[Part, ...]) -> Missing:
-    try:
-        level = paranoid.read_text().strip()
-    except OSError:
-        level = "unknown"
+def _denied(error: OSError) -> tuple[str, str]:
+    """Return why the kernel refuses, and the remedy."""
+    level = line_of(Path("/proc/sys/kernel/perf_event_paranoid")) or "unknown"
     reason = f"perf_event_open: {error.strerror} (kernel.perf_event_paranoid is {level}, 0 or less is needed)"
     if os.geteuid() == 0:
-        remedy = (
+        return reason, (
             "root is refused by a container's seccomp filter or a lockdown: run the agent on the host,"
             " or give the container CAP_PERFMON"
         )
-    else:
-        remedy = (
-            f"as root `setcap cap_perfmon=ep {Path(sys.executable).resolve()}`, or"
-            " `sysctl kernel.perf_event_paranoid=0`; or run the agent as root"
-        )
-    return Missing(_NAME, reason, remedy, parts)
-
-
-def _folder(sysfs: Path) -> Path:
-    """Return where the PMU is described."""
-    return sysfs / "bus" / "event_source" / "devices" / "power"
+    return reason, (
+        f"as root `setcap cap_perfmon=ep {Path(sys.executable).resolve()}`, or"
+        " `sysctl kernel.perf_event_paranoid=0`; or run the agent as root"
+    )
 
 
 def _read_pmu(sysfs: Path) -> Pmu:
     """Read the PMU's folder. Raises FileNotFoundError when there is none, ValueError for what it should not hold."""
-    power = _folder(sysfs)
+    power = sysfs / _FOLDER
     pmu_type = int((power / "type").read_text())
-    events = [
-        _event(power / "events" / name, domain)
-        for name, domain in _EVENTS.items()
-        if (power / "events" / name).exists()
-    ]
+    paths = {power / "events" / name: domain for name, domain in _EVENTS.items()}
+    events = [_event(path, domain) for path, domain in paths.items() if path.exists()]
     if not events:
         raise FileNotFoundError(errno.ENOENT, "no event energy-pkg", str(power))
-    return Pmu(pmu_type, tuple(events), _sockets(sysfs, _cpu_list((power / "cpumask").read_text())))
+    return Pmu(pmu_type, events, _sockets(sysfs, (power / "cpumask").read_text()))
 
 
 def _event(path: Path, domain: Domain) -> PerfEvent:
@@ -299,33 +253,21 @@ def _event(path: Path, domain: Domain) -> PerfEvent:
     return PerfEvent(domain, int(match[1], 0), unit_j)
 
 
-def _cpu_list(text: str) -> list[int]:
-    """Return the CPUs of a list such as "0,28-29"."""
-    cpus: list[int] = []
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus += range(int(first), int(last or first) + 1)
-    return cpus
-
-
-def _sockets(sysfs: Path, cpus: list[int]) -> dict[str, int]:
-    """Name each CPU's socket as powercap does: with its die where a socket has several that count."""
+def _sockets(sysfs: Path, cpumask: str) -> dict[str, int]:
+    """Name the socket of each CPU of a list such as "0,28-29" as powercap does, with its die where several count."""
     places: dict[int, tuple[int, int]] = {}
-    for cpu in cpus:
-        topology = sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
-        package = int((topology / "physical_package_id").read_text())
-        try:
-            die = int((topology / "die_id").read_text())
-        except FileNotFoundError:
-            # Kernels before 5.2 know no dies.
-            die = 0
-        places[cpu] = package, die
-    packages = [package for package, _ in places.values()]
-    several = len(set(packages)) < len(packages)
-    found = {
+    for part in filter(None, cpumask.strip().split(",")):
+        first, _, last = part.partition("-")
+        for cpu in range(int(first), int(last or first) + 1):
+            topology = sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
+            package, die = int((topology / "physical_package_id").read_text()), 0
+            with suppress(FileNotFoundError):  # kernels before 5.2 know no dies
+                die = int((topology / "die_id").read_text())
+            places[cpu] = package, die
+    if not places:
+        raise ValueError("cpumask is empty, expected a CPU of every socket")
+    several = len({package for package, _ in places.values()}) < len(places)
+    return {
         f"package-{package}-die-{die}" if several else f"package-{package}": cpu
         for cpu, (package, die) in places.items()
     }
-    if not found:
-        raise ValueError("cpumask is empty, expected a CPU of every socket")
-    return found

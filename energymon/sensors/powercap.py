@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Discovery, Missing, Part
+from energymon.reading import LAG_S
+from energymon.sensors.base import Discovery, Missing, Part, line_of
 from energymon.sensors.counter import Counter
-from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, RaplSensor, drop_idle, learn_lags
+from energymon.sensors.rapl_sensor import MAX_DOMAIN_W, SETTLE_S, RaplCounters, open_counting
 
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
-_JOULES_PER_UJ: Final = 1e-6
-_LIMIT_HEADROOM: Final = 4.0
 _LEAST_LIMIT_W: Final = 400.0
 """No zone is refused less than this: parts of 15 W draw 64 W for seconds and those of 65 W 220 W, and some list their
 long-term limit alone."""
@@ -46,32 +45,30 @@ _REPORT: Final = "report it with the kernel's version"
 class _Zone(RaplCounters):
     """One energy_uj file."""
 
-    reopens_on_doubt = True
     seeks = True
 
-    def __init__(self, path: Path, domain: Part) -> None:
-        self.path = path / "energy_uj"
-        counter = Counter(unit_j=_JOULES_PER_UJ, wrap=_range(path), max_w=_max_w(path), lag_s=LAG_S[_SOURCE])
-        super().__init__(_SOURCE, [domain], [counter], _BYTES, str(self.path))
-        try:
-            self.open()
-            _number(self.path)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, zone: Path, domain: Part) -> None:
+        """Open it; raises OSError and ValueError, which name the file that has no number."""
+        self._path = zone / "energy_uj"
+        wrap = _number(zone / _RANGE)
+        if wrap <= 0:
+            raise ValueError(f"{zone / _RANGE} holds {wrap}, expected more than 0")
+        _number(self._path)
+        self._counter = Counter(unit_j=1e-6, wrap=wrap, max_w=_max_w(zone), lag_s=LAG_S[_SOURCE])
+        super().__init__(_SOURCE, str(self._path), _BYTES, {domain: self._counter})
 
     def open(self) -> None:
         """Open the file."""
         self.close()
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.fds = (os.open(self._path, os.O_RDONLY | os.O_CLOEXEC),)
 
     def parse(self, data: bytes) -> list[int]:
         """Return the microjoules that the file holds."""
         return [_parse(data)]
 
-    def describe(self, i: int) -> dict[str, object]:
+    def describe(self, i: int) -> dict[str, Any]:
         """Return the file, and how long it may go unread."""
-        return {"wrap_s": self.counters[i].wrap_s, "path": str(self.path)}
+        return {"wrap_s": self._counter.wrap_s, "path": str(self._path)}
 
 
 def _parse(text: bytes) -> int:
@@ -91,26 +88,13 @@ def _number(file: Path) -> int:
         raise ValueError(f"{file} {error}") from error
 
 
-def _range(zone: Path) -> int:
-    counts = _number(zone / _RANGE)
-    if counts <= 0:
-        raise ValueError(f"{zone / _RANGE} holds {counts}, expected more than 0")
-    return counts
-
-
-def _remedy(error: OSError) -> str:
-    if Path(str(error.filename)).name == _RANGE:
-        return _PARTLY
-    return _READABLE if isinstance(error, PermissionError) else _MASKED
-
-
 def domains(sysfs: Path) -> dict[Part, Path]:
     """Return the packages and DRAMs that the tree below `sysfs` names, readable or not, and their zones.
 
     A device of which an earlier zone has the name has its zone's name too.
     """
     found: dict[Part, Path] = {}
-    for zone in _entries(sysfs):
+    for zone in _zones(sysfs):
         domain = _domain(zone)
         if domain in found:
             domain = f"{domain[0]} ({zone.name})", domain[1]
@@ -120,83 +104,66 @@ def domains(sysfs: Path) -> dict[Part, Path]:
 
 
 def open_powercap(
-    sysfs: Path,
-    only: Collection[Part] | None = None,
-    settle_s: float = SETTLE_S,
-    confirmed_by: str | None = None,
+    sysfs: Path, only: Collection[Part] | None = None, settle_s: float = SETTLE_S, confirmed_by: str | None = None
 ) -> Discovery:
     """Open the zones below `sysfs`/class/powercap, all or those of the domains in `only`.
 
     Those that cannot be read, do not move within `settle_s`, or repeat another one are named in `missing`.
     `confirmed_by` names the interface that lists the same domains.
     """
+    listed = domains(sysfs)
+
+    def open_zones(wanted: Collection[Part]) -> tuple[list[_Zone], list[Missing]]:
+        zones: list[_Zone] = []
+        missing: list[Missing] = []
+        for domain, path in listed.items():
+            if domain not in wanted:
+                continue
+            try:
+                if domain != _domain(path):
+                    raise ValueError(f"{path}/name is that of another zone too")
+                zones.append(_Zone(path, domain))
+            except OSError as error:
+                remedy = _READABLE if isinstance(error, PermissionError) else _MASKED
+                if Path(error.filename).name == _RANGE:
+                    remedy = _PARTLY
+                missing.append(Missing(_NAME, f"{error.filename}: {error.strerror}", remedy, (domain,)))
+            except ValueError as error:
+                missing.append(Missing(_NAME, f"{error}", _REPORT, (domain,)))
+        return zones, missing
+
+    found = open_counting(_NAME, open_zones, listed if only is None else only, settle_s, confirmed_by)
+    if found.sensors or found.missing:
+        return found
     root = sysfs / "class" / "powercap"
-    zones: dict[Part, _Zone] = {}
-    missing: list[Missing] = []
-    for domain, path in domains(sysfs).items():
-        if only is not None and domain not in only:
-            continue
-        if domain != _domain(path):
-            missing.append(Missing(_NAME, f"{path}/name is that of another zone too", _REPORT, (domain,)))
-            continue
-        try:
-            zones[domain] = _Zone(path, domain)
-        except OSError as error:
-            missing.append(Missing(_NAME, f"{error.filename}: {error.strerror}", _remedy(error), (domain,)))
-        except ValueError as error:
-            missing.append(Missing(_NAME, f"{error}", _REPORT, (domain,)))
-    idle, why = drop_idle(_NAME, zones.values(), lambda domain: str(zones[domain].path), settle_s)
-    missing += why
-    for domain in idle:
-        zones.pop(domain).close()
-    files = list(zones.values())
-    learn_lags(files, settle_s)
-    if files:
-        return Discovery((RaplSensor(_NAME, files, confirmed_by),), tuple(missing))
-    if not missing:
-        if _entries(sysfs):
-            missing.append(Missing(_NAME, f"no zone below {root} is known to be a package or DRAM", _MASKED))
-        else:
-            missing.append(Missing(_NAME, f"{root} has no RAPL zones", _ABSENT))
-    return Discovery((), tuple(missing))
+    if _zones(sysfs):
+        return Discovery((), (Missing(_NAME, f"no zone below {root} is known to be a package or DRAM", _MASKED),))
+    return Discovery((), (Missing(_NAME, f"{root} has no RAPL zones", _ABSENT),))
 
 
-def _entries(sysfs: Path) -> list[Path]:
+def _zones(sysfs: Path) -> list[Path]:
     try:
         return sorted(path for path in (sysfs / "class" / "powercap").iterdir() if _ZONE.fullmatch(path.name))
     except OSError:
         return []
 
 
-def _name(zone: Path) -> str:
-    try:
-        return (zone / "name").read_text("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def _domain(zone: Path) -> Part | None:
     """Return what the zone counts, or None for a zone that must not be added to the others."""
-    name = _name(zone)
-    domain: Domain
+    name = line_of(zone / "name")
     if _PACKAGE.fullmatch(name):
-        device, domain = name, "cpu"
-    elif name == "dram":
+        return name, "cpu"
+    if name == "dram":
         parent = zone.name.rpartition(":")[0]
-        device, domain = _name(zone.parent / parent) or parent, "dram"
-    else:
-        return None
-    return device, domain
+        return line_of(zone.parent / parent / "name") or parent, "dram"
+    return None
 
 
 def _max_w(zone: Path) -> float:
-    """Return more watts than the zone can draw, from the largest of its own limits where it has any."""
+    """Return more watts than the zone can draw: four times the largest of its own limits, where it has any."""
     limits_w = [0.0]
     for path in (*zone.glob("constraint_*_max_power_uw"), *zone.glob("constraint_*_power_limit_uw")):
-        try:
+        with suppress(OSError, ValueError):  # some zones list a limit that cannot be read
             limits_w.append(_parse(path.read_bytes()) / 1e6)
-        except (OSError, ValueError):
-            # Some zones list a limit that cannot be read.
-            continue
-    max_w = _LIMIT_HEADROOM * max(limits_w)
+    max_w = 4 * max(limits_w)
     return min(max(max_w, _LEAST_LIMIT_W), 2 * MAX_DOMAIN_W) if max_w > 0 else MAX_DOMAIN_W

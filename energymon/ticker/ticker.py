@@ -10,21 +10,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from energymon.clock.monotonic import NS, UNNOTICED_NS
+from energymon.sensors.base import Operation, Raw
 from joulefeed.native import compiled
 
 Library = ctypes.CDLL
-Raw: TypeAlias = "list[Any]"
-"""Answers between monotonic times, ns: [t, answer, t, …, t]. An answer is bytes, a return code, or an OSError."""
 _SOURCE: Final = Path(__file__).with_name("ticker.c")
-
-_RING_NS: Final = 5 * NS
-"""The ring holds the ticks of so long, and some at least."""
-_MIN_SLOTS: Final = 32
-_FOREVER: Final = 2**63 - 1
-_WORD: Final = 8
 
 
 @functools.cache
@@ -45,35 +38,8 @@ def ticker_library() -> Library | str:
     return library
 
 
-class Operation(NamedTuple):
-    """One answer to be had without Python: bytes read from a file, or a function's answer in a buffer."""
-
-    size: int
-    """Bytes of the answer at most."""
-    fd: int = -1
-    """Of the file, when it is one."""
-    seeks: bool = False
-    """Whether the file is read from its start each time."""
-    function: int = 0
-    """Address of a function (handle, buffer), or (handle, length, buffer), that returns 0 when it has succeeded."""
-    handle: int = 0
-    length: int | None = None
-    buffer: int = 0
-    """Address of the answer that the function leaves."""
-
-
-class Reason(IntEnum):
-    """Why a ticker has come back; the order is that of ticker.c."""
-
-    STOPPED = 0
-    FULL = 1
-    LEFT = 2
-    LATE = 3
-    STEPPED = 4
-    FAILED = 5
-    SLOW = 6
-    ABANDONED = 7
-    ASKED = 8
+Reason = IntEnum("Reason", "STOPPED FULL LEFT LATE STEPPED FAILED SLOW ABANDONED ASKED", start=0)
+"""Why a ticker has come back; the order is that of ticker.c."""
 
 
 class Taken(NamedTuple):
@@ -82,53 +48,32 @@ class Taken(NamedTuple):
     tick_ns: int
     """UTC ns."""
     raw: Sequence[Raw]
-    """For each group of operations [t, answer, t, …, t], the answers between monotonic times, ns: bytes, a function's
-    return code, or the OSError that came instead."""
+    """For each group of operations the answers between their times."""
+
+
+def _fields(*types: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """Return the fields of a structure from (type, names)."""
+    return [(name, kind) for kind, names in types for name in names.split()]
 
 
 class _OperationStruct(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("fd", ctypes.c_int32),
-        ("count", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("function", ctypes.c_void_p),
-        ("handle", ctypes.c_void_p),
-        ("buffer", ctypes.c_void_p),
-    )
+    _fields_ = _fields((ctypes.c_int32, "kind fd count size"), (ctypes.c_void_p, "function handle buffer"))
 
 
 class _ControlStruct(ctypes.Structure):
-    _fields_ = (
-        ("produced", ctypes.c_int64),
-        ("started_ns", ctypes.c_int64),
-        ("next_ns", ctypes.c_int64),
-        ("in_progress", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("consumed", ctypes.c_int64),
-        ("until_ns", ctypes.c_int64),
-        ("leave", ctypes.c_int32),
-        ("abandon", ctypes.c_int32),
+    _fields_ = _fields(
+        (ctypes.c_int64, "produced started_ns next_ns"),
+        (ctypes.c_int32, "in_progress unused"),
+        (ctypes.c_int64, "consumed until_ns"),
+        (ctypes.c_int32, "leave abandon"),
     )
 
 
 class _TaskStruct(ctypes.Structure):
-    _fields_ = (
-        ("control", ctypes.POINTER(_ControlStruct)),
-        ("operations", ctypes.POINTER(_OperationStruct)),
-        ("ring", ctypes.c_void_p),
-        ("capacity", ctypes.c_int64),
-        ("slot_bytes", ctypes.c_int64),
-        ("interval_ns", ctypes.c_int64),
-        ("offset_ns", ctypes.c_int64),
-        ("wall_ns", ctypes.c_int64),
-        ("unnoticed_ns", ctypes.c_int64),
-        ("slow_ns", ctypes.c_int64),
-        ("dither_ns", ctypes.c_int64),
-        ("count", ctypes.c_int32),
-        ("readings", ctypes.c_int32),
-        ("wake_fd", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+    _fields_ = _fields(
+        (ctypes.c_void_p, "control operations ring"),
+        (ctypes.c_int64, "capacity slot_bytes interval_ns offset_ns wall_ns unnoticed_ns slow_ns dither_ns"),
+        (ctypes.c_int32, "count readings wake_fd unused"),
     )
 
 
@@ -152,7 +97,7 @@ class Ticker:
         wake_fd: int = -1,
         dither_ns: int = 0,
     ) -> None:
-        """Prepare the operations; `run` takes the ticks.
+        """Prepare the operations.
 
         Args:
             library: The compiled loop.
@@ -162,26 +107,26 @@ class Ticker:
             wall_ns: The wall clock minus the clock of the ticks, ns; default 0. `run` ends when it changes.
             readings: How often the operations are done at a tick; the last answers count.
             slow_ns: `run` reports an operation that takes longer, ns.
-            slots: Ticks that the ring holds; default those of some seconds.
+            slots: Ticks that the ring holds; default those of five seconds, and 32 at least.
             wake_fd: `run` ends when this descriptor can be read; default none.
             dither_ns: Ticks are taken up to so much late, at random, ns; default 0.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
         self._groups = groups
-        self._sizes = [len(group) for group in groups]
-        self._slot = _layout(groups)
-        capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
-        self._ring = bytearray(capacity * self._slot.size)
-        self._capacity = capacity
-        self._control = _ControlStruct(until_ns=_FOREVER)
+        self._group_of = [index for index, group in enumerate(groups) for _ in group]
+        # What pads an answer to whole words of 8 bytes is left out.
+        self._slot = struct.Struct("=qq" + "".join(f"qi4x{op.size}s{-op.size % 8}x" for op in operations))
+        self._capacity = slots or max(32, 5 * NS // interval_ns)
+        self._ring = bytearray(self._capacity * self._slot.size)
+        self._control = _ControlStruct(until_ns=2**63 - 1)
         self._operations = (_OperationStruct * len(operations))(*map(_packed, operations))
         self._buffer = (ctypes.c_char * len(self._ring)).from_buffer(self._ring)
         self._task = _TaskStruct(
-            control=ctypes.pointer(self._control),
-            operations=self._operations,
+            control=ctypes.addressof(self._control),
+            operations=ctypes.addressof(self._operations),
             ring=ctypes.addressof(self._buffer),
-            capacity=capacity,
+            capacity=self._capacity,
             slot_bytes=self._slot.size,
             interval_ns=interval_ns,
             offset_ns=offset_ns,
@@ -198,8 +143,7 @@ class Ticker:
     def run(self, next_ns: int) -> tuple[Reason, int]:
         """Take ticks from `next_ns` on, UTC ns; return why not further, and the tick that is due."""
         self._control.next_ns, self._control.leave = next_ns, 0
-        reason = Reason(self._run(ctypes.byref(self._task)))
-        return reason, int(self._control.next_ns)
+        return Reason(self._run(ctypes.byref(self._task))), self.next_ns
 
     def take(self) -> Iterator[Taken]:
         """Copy the ticks that are in the ring and remove them; yield them in order, unpacked as they are asked for."""
@@ -217,17 +161,17 @@ class Ticker:
     def in_progress(self) -> tuple[int, int] | None:
         """Return the group that is at work and since when, monotonic ns; None between ticks."""
         started_ns = int(self._control.started_ns)
-        return (self._group(int(self._control.in_progress)), started_ns) if started_ns else None
+        return (self._group_of[self._control.in_progress], started_ns) if started_ns else None
 
     def left_with(self) -> Taken:
         """Return what the tick that was abandoned has brought, the group that held it up last."""
         control = self._control
         start = control.produced % self._capacity * self._slot.size
         whole = _taken(self._slot.unpack_from(self._ring, start), self._groups)
-        last = self._group(int(control.in_progress))
+        last = self._group_of[control.in_progress]
         # Of a group that was not done to its end there is no answer.
-        ended = sum(self._sizes[: last + 1]) == int(control.in_progress) + 1
-        return Taken(whole.tick_ns, whole.raw[: last + ended])
+        is_whole = last not in self._group_of[control.in_progress + 1 :]
+        return Taken(whole.tick_ns, whole.raw[: last + is_whole])
 
     @property
     def next_ns(self) -> int:
@@ -250,19 +194,6 @@ class Ticker:
         """Undo `abandon`."""
         self._control.abandon = 0
 
-    def _group(self, operation: int) -> int:
-        for group, size in enumerate(self._sizes):
-            if operation < size:
-                return group
-            operation -= size
-        raise IndexError(operation)
-
-
-def _layout(groups: Sequence[Sequence[Operation]]) -> struct.Struct:
-    """Return what a slot is made of; what pads an answer to whole words is left out."""
-    parts = (f"qi4x{op.size}s{-op.size % _WORD}x" for operations in groups for op in operations)
-    return struct.Struct("=qq" + "".join(parts))
-
 
 def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
     raw: list[Raw] = []
@@ -284,7 +215,6 @@ def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
 
 
 def _packed(op: Operation) -> _OperationStruct:
-    read, pread, call, call_counted = range(4)
-    of_file, of_function = (pread if op.seeks else read), (call if op.length is None else call_counted)
-    kind = of_file if op.fd >= 0 else of_function
+    # The order is that of ticker.c: READ, PREAD, CALL, CALL_COUNTED.
+    kind = int(op.seeks) if op.fd >= 0 else 2 + (op.length is not None)
     return _OperationStruct(kind, op.fd, op.length or 0, op.size, op.function, op.handle, op.buffer)

@@ -94,9 +94,8 @@ def test_a_counter_that_may_have_wrapped_unseen_has_no_figure_and_says_why(meter
             time.sleep(0.1)
             meter._settling.join()
             for sensor in meter._sensors:
-                for file in sensor._files:
-                    for counter in file.counters:
-                        counter._wrap_ns = 1
+                for series in sensor.series:
+                    series.counter.wrap_s = 1e-9
             time.sleep(0.05)
         with pytest.raises(WindowError, match=r"(?s)no figure.*may wrap in"):
             assert window.joules

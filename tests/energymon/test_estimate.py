@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from energymon.sensors import estimate as estimate_module
+from energymon.sensors import base
 from energymon.sensors.estimate import EstimateSensor
 from tests.energymon.conftest import read
 
@@ -26,7 +26,7 @@ def line(**seconds) -> str:
 @pytest.fixture
 def at(monkeypatch):
     clock = At()
-    monkeypatch.setattr(estimate_module, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
     return clock
 
 

@@ -11,8 +11,9 @@ import pytest
 from energymon.clock.monotonic import Clock, dither_ns, next_tick
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import Gap, Sampled
+from energymon.sensors.base import Operation
 from energymon.sensors.estimate import EstimateSensor
-from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
+from energymon.ticker.ticker import Reason, Ticker, ticker_library
 
 pytestmark = pytest.mark.serial
 
