@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from energymon.reading import Event
 from joulefeed.child import Child, ChildError
 
 _RESTART_S: Final = 5.0
@@ -28,19 +27,15 @@ class SenderProcess:
         self,
         argv: Sequence[str],
         settings: Mapping[str, str],
-        node: str,
-        on_event: Callable[[Event], None],
+        report: Callable[[str, str], None],
         loop: asyncio.AbstractEventLoop,
-        now_ns: Callable[[], int],
     ) -> None:
-        """Take its options and settings, the node whose readings it sends, the sink of events, and the clock."""
+        """Take its options and settings, and what takes the kind and the message of each event."""
         safe = ["-P"] if sys.flags.safe_path else []
         self._argv = [sys.executable, *safe, "-m", "energymon", "send", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
-        self._node = node
-        self._on_event = on_event
+        self._report = report
         self._loop = loop
-        self._now_ns = now_ns
         self._restart_s = _RESTART_S
         self._child: Child | None = None
 
@@ -78,9 +73,6 @@ class SenderProcess:
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
             if status != _REFUSED:
                 self._report("sender-died", f"the sender ended with status {status}; it is started again")
-
-    def _report(self, kind: str, message: str) -> None:
-        self._on_event(Event(self._now_ns(), self._node, kind, message))
 
 
 def _state(line: bytes) -> tuple[str, str]:
