@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import NodeEnergy, divide_cpu_joules
 from energymon.errors import OptionError, WindowError
 
 _HERTZ: Final = os.sysconf("SC_CLK_TCK")
-_PROCESSES: Final = {
-    "process": (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN),
-    "command": (resource.RUSAGE_CHILDREN,),
-}
+_PROCESSES: Final = {"process": (RUSAGE_SELF, RUSAGE_CHILDREN), "command": (RUSAGE_CHILDREN,)}
 
 
 class CpuTime(NamedTuple):
@@ -88,7 +85,7 @@ def cpu_time(owner: str | Path) -> CpuTime:
     of a control group (v2).
     """
     if owner in _PROCESSES:
-        used = [resource.getrusage(who) for who in _PROCESSES[str(owner)]]
+        used = [getrusage(who) for who in _PROCESSES[str(owner)]]
         used_s = sum(one.ru_utime + one.ru_stime for one in used)
     else:
         file = Path(owner) / "cpu.stat"

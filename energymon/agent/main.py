@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -16,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from asyncio import AbstractEventLoop, SelectorEventLoop
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +119,7 @@ def run(config: AgentConfig) -> int:
             _print_stderr(warning)
     _hold_standard_streams()
     # Unlike epoll, poll takes a stdin of any kind.
-    loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+    loop = SelectorEventLoop(selectors.PollSelector())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
     group = None if config.group is None else group_of(config.group, config.store)
@@ -146,12 +146,7 @@ class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
     def __init__(
-        self,
-        config: AgentConfig,
-        found: Discovery,
-        store: SqliteStore,
-        loop: asyncio.AbstractEventLoop,
-        group: int | None,
+        self, config: AgentConfig, found: Discovery, store: SqliteStore, loop: AbstractEventLoop, group: int | None
     ) -> None:
         self._config, self._found, self._store, self._loop = config, found, store, loop
         self._unknown = found.unknown(config.interval_ns)

@@ -99,7 +99,7 @@ class Agent:
         self._windows_lock = threading.Lock()
         self._folder: Path | None = None
         self._child: Child | None = None
-        # Held while the process is started or ended, also by those who wait for that.
+        # Held while the process is started or ended.
         self._changing = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._restarts: list[Event] = []
@@ -207,7 +207,7 @@ class Agent:
             return bridged(store.readings(start_ns - margin_ns, end_ns + margin_ns), store.counters(), sessions)
 
     def mark_epochs(self, epochs: Iterable[EpochMark]) -> None:
-        """Have epochs sent with the readings, where there are a server and readings; raises StoreError."""
+        """Have epochs sent with the readings, if there are readings and they are sent; raises StoreError."""
         if self.description and self.sends:
             add_epochs(self.store, epochs)
 
@@ -226,7 +226,7 @@ class Agent:
     def stop(self) -> None:
         """End it with its last tick stored, and remove its temporary store; may be called twice.
 
-        Windows that have ended by then look up their figures before and keep them.
+        Windows that have ended look up their figures first, and keep them.
         """
         try:
             if self.temporary and self._folder is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from joulefeed.child import Child, ChildError
@@ -24,18 +24,13 @@ class SenderProcess:
     """Runs `python -m energymon send` on the agent's store, with its settings in the environment alone."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        settings: Mapping[str, str],
-        report: Callable[[str, str], None],
-        loop: asyncio.AbstractEventLoop,
+        self, argv: list[str], settings: Mapping[str, str], report: Callable[[str, str], None], loop: AbstractEventLoop
     ) -> None:
         """Take its options and settings, and what takes the kind and the message of each event."""
         safe = ["-P"] if sys.flags.safe_path else []
         self._argv = [sys.executable, *safe, "-m", "energymon", "send", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
-        self._report = report
-        self._loop = loop
+        self._report, self._loop = report, loop
         self._restart_s = _RESTART_S
         self._child: Child | None = None
 

@@ -129,19 +129,11 @@ class Window:
 
     def _begin(self) -> Self:
         self._share = None if self._owner is None else CpuShare(self._owner)
-        if isinstance(self._direct, Meter):
-            self._span = self._direct.begin()
-            self._start_ns, self._began_ns = self._span.start_utc_ns, self._span.start_ns
-        else:
-            self._start_ns, self._began_ns = self._edge()
+        self._start_ns, self._began_ns = self._edge()
         return self
 
     def _end(self) -> None:
-        if self._span is not None:
-            self._span.end()
-            self._end_ns, self._ended_ns = self._span.end_utc_ns, self._span.end_ns
-        else:
-            self._end_ns, self._ended_ns = self._edge()
+        self._end_ns, self._ended_ns = self._edge()
         if self._share is not None:
             self._share.end()
         if self._asker is not None:
@@ -214,8 +206,7 @@ class Window:
     def attributed(self) -> AttributedEnergy:
         """The share of the CPU's joules that is attributed to a process or group by CPU time; no measurement.
 
-        Raises OptionError for a window without `attribute`, WindowError where the share is unknown, and what `energy`
-        raises.
+        Raises OptionError without `attribute`, WindowError where the share is unknown, and what `energy` raises.
         """
         energy = self.energy
         if self._share is None or not self._is_here:
@@ -256,7 +247,13 @@ class Window:
         self._agent.serve(self)
 
     def _edge(self) -> tuple[int, int]:
-        """Return the instant, UTC ns and ns of `boot_ns`, just after the agent has read its sensors, if it can."""
+        """Have the sensors read, where that can be asked for; return the instant after it, UTC ns and `boot_ns`."""
+        if isinstance(self._direct, Meter):
+            if self._span is None:
+                self._span = self._direct.begin()
+                return self._span.start_utc_ns, self._span.start_ns
+            self._span.end()
+            return self._span.end_utc_ns, self._span.end_ns
         assert self._where is not None
         with suppress(OSError):  # the agent has ended or is another user's: the ticks bound the window
             self._asker = self._asker or Asker(self._where)

@@ -11,7 +11,7 @@ from typing import Final
 from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
 from energymon.sampling.edges import EdgeListener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, sampled
-from energymon.sampling.slow import NICE, SlowSensors
+from energymon.sampling.slow import NICE, SlowSensor, SlowSensors
 from energymon.sensors.base import Sensor
 from energymon.ticker.ticker import Raw, Reason, Ticker, ticker_library
 from joulefeed.scheduling import raise_priority
@@ -104,7 +104,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._keeper = 0
         """Number of the thread that keeps the time."""
-        self._stuck: dict[int, int] = {}
+        self._stuck: dict[int, SlowSensor] = {}
         """The sensor that hangs, by the number of the timekeeper that it keeps."""
         self._due_ns = 0
         self._hand: tuple[int, int] | None = None
@@ -168,8 +168,7 @@ class Monitor:
             self._ticker = None
             self._quick = [i for i in self._quick if i != index]
             # The thread that hangs becomes this sensor's own when it comes back.
-            self._slow_sensors.adopt(index)
-            self._stuck[self._keeper] = index
+            self._stuck[self._keeper] = self._slow_sensors.adopt(index)
             self._keeper += 1
         self._keeping = self._spawn(self._keep_time, self._keeper)
 
@@ -372,7 +371,7 @@ class Monitor:
         return True
 
     def _left_with(self, keeper: int, brought: Sampled) -> None:
-        """Deliver what a hanging sensor brought at last, and sample it on this thread, no timekeeper any more."""
+        """Deliver what a sensor that hung has brought at last, and sample that sensor on this thread from now on."""
         self._sink((brought,))
         self._slow_sensors.serve(self._stuck[keeper])
 

@@ -34,11 +34,11 @@ class OpenTick:
 
 
 @dataclass(slots=True)
-class _SlowSensor:
+class SlowSensor:
     """A slow sensor's own thread, released at every tick that finds it idle."""
 
     index: int
-    busy: bool = False
+    busy: bool
     gate: SimpleQueue[OpenTick | None] = field(default_factory=SimpleQueue)
     took_ns: int = 0
 
@@ -56,7 +56,7 @@ class SlowSensors:
         """Take all sensors, what takes each tick and the answers that come after theirs, and what starts a thread."""
         self._sensors, self._deliver, self._deliver_late, self._spawn = sensors, deliver, deliver_late, spawn
         self._lock = threading.Lock()
-        self._slow: list[_SlowSensor] = []
+        self._slow: list[SlowSensor] = []
         self._open: OpenTick | None = None
 
     def __len__(self) -> int:
@@ -64,19 +64,17 @@ class SlowSensors:
 
     def add(self, index: int) -> None:
         """Give a sensor a thread of its own, by its place among all sensors."""
-        slow = _SlowSensor(index)
+        self._spawn(self._sample, self.adopt(index, busy=False))
+
+    def adopt(self, index: int, *, busy: bool = True) -> SlowSensor:
+        """Take a sensor; a thread that hangs in it calls `serve` when it comes back."""
+        slow = SlowSensor(index, busy)
         with self._lock:
             self._slow.append(slow)
-        self._spawn(self._sample, slow)
+        return slow
 
-    def adopt(self, index: int) -> None:
-        """Take a sensor whose thread hangs in it; that thread calls `serve` when it comes back."""
-        with self._lock:
-            self._slow.append(_SlowSensor(index, busy=True))
-
-    def serve(self, index: int) -> None:
+    def serve(self, slow: SlowSensor) -> None:
         """Sample a sensor that was adopted, on this thread, from now on."""
-        slow = next(slow for slow in self._slow if slow.index == index)
         with self._lock:
             slow.busy = False
         self._sample(slow)
@@ -102,7 +100,7 @@ class SlowSensors:
             slow.gate.put(opened)
         return opened
 
-    def meet(self, opened: OpenTick, brought: Sampled, slow: _SlowSensor | None = None) -> None:
+    def meet(self, opened: OpenTick, brought: Sampled, slow: SlowSensor | None = None) -> None:
         """Add samples to their tick; the last thread hands it over."""
         with self._lock:
             if slow is not None:
@@ -133,7 +131,7 @@ class SlowSensors:
         for slow in self._slow:
             slow.gate.put(None)
 
-    def _sample(self, slow: _SlowSensor) -> None:
+    def _sample(self, slow: SlowSensor) -> None:
         raise_priority(NICE)
         sensor = self._sensors[slow.index]
         while (opened := slow.gate.get()) is not None:
