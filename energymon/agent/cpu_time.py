@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import NodeEnergy, divide_cpu_joules
 from energymon.errors import OptionError, WindowError
 
 _HERTZ: Final = os.sysconf("SC_CLK_TCK")
-_PROCESSES: Final = {
-    "process": (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN),
-    "command": (resource.RUSAGE_CHILDREN,),
-}
+_PROCESSES: Final = {"process": (RUSAGE_SELF, RUSAGE_CHILDREN), "command": (RUSAGE_CHILDREN,)}
 
 
 class CpuTime(NamedTuple):
@@ -62,14 +59,13 @@ class CpuShare:
 
     def end(self) -> None:
         """End; a control group that has gone, and processors that came or went, leave the share unknown."""
-        began = self._begin.cpus
         try:
             self._end = cpu_time(self._owner)
-            self.unknown = (
-                "" if self._end.cpus == began else f"{began} processors were online, and {self._end.cpus} are"
-            )
         except OptionError as error:
             self.unknown = str(error)
+            return
+        began, ended = self._begin.cpus, self._end.cpus
+        self.unknown = "" if ended == began else f"{began} processors were online, and {ended} are"
 
     def of(self, energy: NodeEnergy) -> AttributedEnergy:
         """Return the share of the CPU's joules, beyond idle where that is known; raises WindowError for unknown."""
@@ -83,12 +79,13 @@ class CpuShare:
 
 
 def cpu_time(owner: str | Path) -> CpuTime:
-    """Return the CPU time of the host and of "process", this one with the children that it waited for, or of those.
+    """Return the CPU time of the host and of an owner; raises OptionError.
 
-    `owner` is "command" for the children alone, or the folder of a control group (v2). Raises OptionError.
+    That is "process", this one with the children that it waited for, "command" for these children alone, or the folder
+    of a control group (v2).
     """
     if owner in _PROCESSES:
-        used = [resource.getrusage(who) for who in _PROCESSES[str(owner)]]
+        used = [getrusage(who) for who in _PROCESSES[str(owner)]]
         used_s = sum(one.ru_utime + one.ru_stime for one in used)
     else:
         file = Path(owner) / "cpu.stat"

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakSet
 
@@ -63,9 +64,8 @@ class Span:
 class Meter(Closing):
     """Reads the counters of this host in this process when a window begins and ends, which takes microseconds.
 
-    A thread reads them again after each edge until all have moved, which bounds the joules used before the edge and not
-    shown yet, and reads those that wrap in time while a window is open. A board that shows power alone has no figure,
-    for power must be sampled.
+    A thread reads them again after each edge until all have moved, to bound the joules that were not shown yet, and
+    reads those that wrap while a window is open. A board that shows power alone has no figure: power must be sampled.
     """
 
     def __init__(self, *, estimate: Literal["off", "missing"] = "off", config: SensorConfig | None = None) -> None:
@@ -89,8 +89,7 @@ class Meter(Closing):
             raise NoSensorError(f"nothing here can be measured without an agent: {lost}")
         self._found.require()
         self.node = os.uname().nodename
-        self._pid = os.getpid()
-        self._clock = Clock()
+        self._pid, self._clock = os.getpid(), Clock()
         self._wrap_ns = round(NS * min(wraps(self._sensors).values(), default=1e6)) // _READS_A_WRAP
         self._outages = Outages(self._sensors, 0, lambda t_ns, kind, text: Event(t_ns, self.node, kind, text))
         self._known: set[SensorChannel] = set()
@@ -141,24 +140,23 @@ class Meter(Closing):
         with self._woken:
             self._woken.wait_for(lambda: self._is_over(span), _PATIENCE_S)
             self._spans.discard(span)
+        channel_of = attrgetter("device", "domain", "source")
         # A counter that rests, or repeats another one, is in no description; that is known later than it is first read.
-        counted = [r for r in span.readings if SensorChannel(r.device, r.domain, r.source) not in self._resting]
-        shown = {(r.device, r.domain, r.source) for r in counted if r.t_ns - (r.early_ns or 0) >= span.end_ns}
-        for key in sorted({(r.device, r.domain, r.source) for r in counted} - shown):
-            why = f"{' '.join(key)} stood still for half a second after the end, so that nothing bounds its joules"
+        counted = [r for r in span.readings if channel_of(r) not in self._resting]
+        shown = {channel_of(r) for r in counted if r.t_ns - (r.early_ns or 0) >= span.end_ns}
+        for channel in sorted({channel_of(r) for r in counted} - shown):
+            why = f"{' '.join(channel)} stood still for half a second after the end, so that nothing bounds its joules"
             span.events.append(Event(span.end_utc_ns, self.node, "sensor-frozen", why))
-        counted = [r for r in counted if (r.device, r.domain, r.source) in shown]
+        counted = [r for r in counted if channel_of(r) in shown]
         found = energy_of(counted, channels, span.start_ns, span.end_ns, 1)
+        events = *standing_events(description, span.start_utc_ns, self.node), *span.events
         return WindowEnergy(
-            found.energies,
-            found.best,
-            found.components,
-            found.disagreements,
+            *(found.energies, found.best, found.components, found.disagreements),
             node=self.node,
             start_ns=span.start_utc_ns,
             end_ns=span.end_utc_ns,
             missed_share=0.0,
-            events=(*standing_events(description, span.start_utc_ns, self.node), *span.events),
+            events=events,
         )
 
     @cached_property
@@ -201,9 +199,8 @@ class Meter(Closing):
         boards = [one for one in self._sensors if one.channels[0].domain == "gpu"]
         self._described = *settled.sensors, *boards
         self._lacking |= {part: str(gap) for part, gap in settled.unreadable.items()}
-        self._resting = {c for one in self._sensors for c in one.channels} - {
-            c for one in self._described for c in one.channels
-        }
+        described = {channel for one in self._described for channel in one.channels}
+        self._resting = {channel for one in self._sensors for channel in one.channels} - described
 
     def _read(self, which: Iterable[int]) -> None:
         """Read sensors; the lock is held."""

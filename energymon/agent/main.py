@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -14,11 +13,12 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
+from asyncio import AbstractEventLoop, SelectorEventLoop
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 from energymon.agent.prometheus import metrics, serve
@@ -64,7 +64,7 @@ class AgentConfig:
     node: str
     interval_ms: float = 100.0
     until_eof: bool = False
-    """Whether the end of stdin, the death of the parent, stops it, and a line commits."""
+    """Whether the end of stdin, as of a dead parent, stops it, and a line commits."""
     remove_at_eof: Path | None = None
     """A folder that is removed when stdin has ended."""
     sensors: SensorConfig = field(default_factory=SensorConfig)
@@ -83,24 +83,21 @@ class AgentConfig:
     prometheus: str | None = None
     """PORT or ADDRESS:PORT of the endpoint for Prometheus; None for none."""
     run: str | None = None
-    """The run that the agent is started for, a tag of its energy tuples; None for the name of its session."""
+    """Tag of its energy tuples; None for the name of its session."""
 
     def __post_init__(self) -> None:
+        least_s = self.idle_s + _LEAST_KEPT_S
         if not _MIN_INTERVAL_MS <= self.interval_ms <= _MAX_INTERVAL_MS:
             raise OptionError(f"--interval-ms {self.interval_ms}: expected {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS} ms")
-        if not self.node or not self.node.isprintable():
-            raise OptionError(f"--node {self.node!r}: expected a name of printable characters")
         if not 0 <= self.idle_s <= 3600:
             raise OptionError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
-        if self.keep_ns is not None and self.keep_ns < (self.idle_s + _LEAST_KEPT_S) * NS:
-            least_s = self.idle_s + _LEAST_KEPT_S
+        if self.keep_ns is not None and self.keep_ns < least_s * NS:
             raise OptionError(f"--keep: expected {least_s:g}s or more: --idle-s, and a minute for the windows' edges")
         if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
             raise OptionError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
-        if self.run is not None and (not self.run or not self.run.isprintable()):
-            raise OptionError(f"--run {self.run!r}: expected a name of printable characters")
-        if self.influxdb is not None:
-            object.__setattr__(self, "influxdb", MappingProxyType(dict(self.influxdb)))
+        for option, name in (("--node", self.node), ("--run", self.run)):
+            if name is not None and (not name or not name.isprintable()):
+                raise OptionError(f"{option} {name!r}: expected a name of printable characters")
 
     @property
     def interval_ns(self) -> int:
@@ -113,10 +110,8 @@ def run(config: AgentConfig) -> int:
 
     Prints one line of JSON, `"ready": true`, when the first tick, and the idle baseline if asked for, is stored.
 
-    Raises:
-        OptionError: A setting of the sender cannot be used.
-        SensorError: A sensor that must be there is not; NoSensorError where there is none at all.
-        StoreError: The store cannot be written, or at the end: readings could not be stored.
+    Raises OptionError for a setting that cannot be used, SensorError for a named sensor that is missing, NoSensorError
+    where there is none at all, and StoreError where the store cannot be written.
     """
     if config.influxdb is not None:
         settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
@@ -124,7 +119,7 @@ def run(config: AgentConfig) -> int:
             _print_stderr(warning)
     _hold_standard_streams()
     # Unlike epoll, poll takes a stdin of any kind.
-    loop = asyncio.SelectorEventLoop(selectors.PollSelector())
+    loop = SelectorEventLoop(selectors.PollSelector())
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
     group = None if config.group is None else group_of(config.group, config.store)
@@ -151,19 +146,16 @@ class _SamplingRun:
     """Samplers, writer and sender at work, and the chores between ticks."""
 
     def __init__(
-        self,
-        config: AgentConfig,
-        found: Discovery,
-        store: SqliteStore,
-        loop: asyncio.AbstractEventLoop,
-        group: int | None,
+        self, config: AgentConfig, found: Discovery, store: SqliteStore, loop: AbstractEventLoop, group: int | None
     ) -> None:
         self._config, self._found, self._store, self._loop = config, found, store, loop
+        self._unknown = found.unknown(config.interval_ns)
         self._failure: BaseException | None = None
         self._is_stored = False
-        before_ns = _boot_offset_of_the_last(store, config.node)
-        self._clock = Clock(before_ns)
-        self._edges: EdgeListener | None = None
+        # The clock of the node's last agent since the boot goes on: no time comes twice, and a window has one clock.
+        earlier = [one.description for one in store.sessions() if one.node == config.node]
+        before_ns = next((one["boot_offset_ns"] for one in reversed(earlier) if one.get("boot_id") == boot_id()), None)
+        self._clock = Clock(cast(int | None, before_ns))
         self._writer = StoreWriter(
             store,
             config.node,
@@ -183,7 +175,16 @@ class _SamplingRun:
                 f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
                 "name another store"
             )
-        self._edges = _listener(config.store, group)
+        self._edges: EdgeListener | None = None
+        try:
+            self._edges = EdgeListener(socket_path(config.store), group)
+        except OSError as error:
+            _print_stderr(f"{socket_path(config.store)}: {error.strerror}; windows go by the ticks alone")
+        series = series_of(sensor.describe() for sensor in found.sensors)
+        counting = [one for one in series if one["source"] not in UNBOUNDED and one["domain"] != "wall"]
+        lags_s = [cast(float, one["lag_s"] or 0.0) for one in counting]
+        self._linger_ns = round(max((lag_s for lag_s in lags_s if lag_s < _LONG_LAG_S), default=0.0) * NS)
+        """How long a value of the host's last moments may take to be shown."""
         # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
         self._monitor = Monitor(
             found.sensors,
@@ -192,9 +193,9 @@ class _SamplingRun:
             self._on_failure,
             self._clock,
             after_ns=last_ns,
-            linger_ns=_linger_ns(found),
+            linger_ns=self._linger_ns,
             edges=self._edges,
-            follow_ups_ns=follow_ups_ns(_lags_s(found)),
+            follow_ups_ns=follow_ups_ns(lags_s),
             dither_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
             on_edge=self._writer.hasten,
         )
@@ -203,9 +204,7 @@ class _SamplingRun:
         if config.influxdb:
             limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
             argv = ["--store", str(config.store), *limit]
-            self._sender = SenderProcess(
-                argv, config.influxdb, config.node, self._writer.put, self._loop, self._clock.now_ns
-            )
+            self._sender = SenderProcess(argv, config.influxdb, self._report, loop)
         self._committed = threading.Event()
         # An address that cannot be had leaves nothing in the store.
         self._endpoint = serve(config.prometheus, self._metrics) if config.prometheus else None
@@ -219,7 +218,6 @@ class _SamplingRun:
         self._baseline: list[Baseline] | None = None
         self._cpu_then = (0, 0)
         self._idle_cpu_util: float | None = None
-        self._measuring: threading.Thread | None = None
 
     def run(self) -> int:
         """Sample until there is a reason to stop."""
@@ -227,7 +225,7 @@ class _SamplingRun:
         if all(channel.source == ESTIMATE for sensor in self._found.sensors for channel in sensor.channels):
             for gap in self._found.missing:
                 _print_stderr(f"missing: {gap}")
-        for (device, domain), why in self._found.unknown(self._config.interval_ns).items():
+        for (device, domain), why in self._unknown.items():
             _print_stderr(f"unknown: {domain} and the total: {device} {domain} has no figure: {why}")
         # What start-up left behind is not looked at again, and sampling makes no cycles to speak of.
         gc.collect()
@@ -237,7 +235,7 @@ class _SamplingRun:
         self._monitor.start()
         if self._sender is not None:
             self._sender.start()
-        self._measure_clocks()
+        threading.Thread(target=self._measure_clocks, name="clock", daemon=True).start()
         self._loop.set_exception_handler(lambda _, context: self._on_failure(context["exception"]))
         if self._config.until_eof:
             self._loop.add_reader(0, self._on_stdin)
@@ -255,11 +253,8 @@ class _SamplingRun:
             traceback.print_exception(self._failure)
             return _FAILED
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        more = {
-            "priority": self._monitor.priority,
-            "sampler": self._monitor.sampler,
-            "jitter": self._writer.jitter.summary(),
-        }
+        monitor, jitter = self._monitor, self._writer.jitter.summary()
+        more = {"priority": monitor.priority, "sampler": monitor.sampler, "jitter": jitter}
         self._store.end_session(self._session, self._clock.now_ns(), usage.ru_utime + usage.ru_stime, more)
         for message in self._sender.stop() if self._sender is not None else ():
             _print_stderr(message)
@@ -267,14 +262,12 @@ class _SamplingRun:
 
     def _begin(self, last_ns: int) -> Session:
         """Record the session, which starts after the last tick of the one before it."""
-        calibrations = load_calibrations(_print_stderr)
-        found, unknown = self._found, self._found.unknown(self._config.interval_ns)
+        config, found, calibrations = self._config, self._found, load_calibrations(_print_stderr)
+        sensors = (one.describe() for one in found.sensors)
         description = {
-            **describe(
-                (one.describe() for one in found.sensors), unknown, found, calibrations, self._config.interval_ns
-            ),
+            **describe(sensors, self._unknown, found, calibrations, config.interval_ns),
             "missing": [str(gap) for gap in found.missing],
-            **({"run": self._config.run} if self._config.run is not None else {}),
+            **({"run": config.run} if config.run is not None else {}),
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),
@@ -282,12 +275,15 @@ class _SamplingRun:
             "boot_offset_ns": self._clock.boot_offset_ns,
             "asleep_ns": self._clock.asleep_ns,
         }
-        return self._store.begin_session(
-            self._config.node, max(self._clock.now_ns(), last_ns + 1), self._config.interval_ns, description
-        )
+        start_ns = max(self._clock.now_ns(), last_ns + 1)
+        return self._store.begin_session(config.node, start_ns, config.interval_ns, description)
+
+    def _report(self, kind: str, message: str) -> None:
+        """Have an event of now stored."""
+        self._writer.put(Event(self._clock.now_ns(), self._config.node, kind, message))
 
     def _on_event(self, event: Event) -> None:
-        _print_event(event)
+        _print_stderr(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
         if self._edges is not None and event.kind == "store-moved":
             self._edges.path = socket_path(self._store.path)
         if self._edges is not None and event.kind in ("store-failed", "store-back"):
@@ -320,7 +316,7 @@ class _SamplingRun:
         if self._config.idle_s:
             start_ns = self._clock.now_ns()
             self._cpu_then = _cpu_ticks()
-            self._loop.call_later(self._config.idle_s, lambda: self._rest(start_ns))
+            self._loop.call_later(self._config.idle_s, self._rest, start_ns)
         else:
             self._say_ready()
 
@@ -333,31 +329,26 @@ class _SamplingRun:
             self._loop.stop()
 
     def _measure_clocks(self) -> None:
-        """Measure the clock every minute, on a thread of its own: a peer that does not answer takes seconds."""
-        self._loop.call_later(_CLOCK_S, self._measure_clocks)
-        if self._measuring is None or not self._measuring.is_alive():
-            self._measuring = threading.Thread(target=self._measure_clock, name="clock", daemon=True)
-            self._measuring.start()
-
-    def _measure_clock(self) -> None:
-        """Measure this clock against the controller's and against what the host's NTP daemon believes."""
+        """On a thread of its own: measure this clock every minute against the controller's and the NTP daemon's."""
         from energymon.clock.chrony import ntp_offset
         from energymon.clock.sync import measure
 
         node = self._config.node
-        if (own := ntp_offset(node, self._clock.now_ns())) is not None:
-            self._writer.put(own)
-        if self._config.controller is not None:
-            try:
-                self._writer.put(measure(self._config.controller, node, clock=self._clock.now_ns))
-            except EnergyError as error:
-                self._writer.put(Event(self._clock.now_ns(), node, "clock-unknown", str(error)))
+        while True:
+            if (own := ntp_offset(node, self._clock.now_ns())) is not None:
+                self._writer.put(own)
+            if self._config.controller is not None:
+                try:
+                    self._writer.put(measure(self._config.controller, node, clock=self._clock.now_ns))
+                except EnergyError as error:
+                    self._report("clock-unknown", str(error))
+            time.sleep(_CLOCK_S)
 
     def _rest(self, start_ns: int) -> None:
         """Record what the host drew since `start_ns` as its idle baseline, once the store holds all of it."""
         end_ns = start_ns + round(self._config.idle_s * NS)
         wall_ns = round(WALL_MARGIN_S * NS) if self._config.sensors.wall else 0
-        margin_ns = max(_linger_ns(self._found) + self._config.interval_ns, wall_ns)
+        margin_ns = max(self._linger_ns + self._config.interval_ns, wall_ns)
         try:
             with SqliteStore.open(self._store.path) as store:
                 is_read = store.last_tick_ns(self._config.node) >= end_ns + margin_ns
@@ -365,15 +356,14 @@ class _SamplingRun:
                     busy, total = (now - then for now, then in zip(_cpu_ticks(), self._cpu_then, strict=True))
                     self._idle_cpu_util = busy / total if total > 0 else None
                     self._baseline = self._measure_baseline(store, start_ns, end_ns, margin_ns)
-                    for found in self._baseline:
-                        self._writer.put(found)
+                    self._writer.put_all(self._baseline)
                 is_stored = self._baseline is not None and set(self._baseline) <= set(store.baselines())
                 if not is_stored and self._clock.now_ns() < end_ns + margin_ns + _STORED_NS:
                     self._writer.flush()
-                    self._loop.call_later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
+                    self._loop.call_later(self._config.interval_ms / 1e3, self._rest, start_ns)
                     return
         except EnergyError as error:
-            self._writer.put(Event(self._clock.now_ns(), self._config.node, "no-baseline", str(error)))
+            self._report("no-baseline", str(error))
         self._say_ready()
 
     def _measure_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> list[Baseline]:
@@ -415,39 +405,6 @@ def _print(message: Mapping[str, object]) -> None:
     except OSError:
         # The parent is gone, and does not read the answer; stdin or a signal stops this process.
         sys.stdout = None
-
-
-def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
-    """Return the clock offset of a node's last agent since the machine was booted; None without one.
-
-    The next one goes on with it, so that no time comes twice, and windows that span both have one clock.
-    """
-    earlier = [s.description for s in store.sessions() if s.node == node and s.description.get("boot_id") == boot_id()]
-    return cast(int, earlier[-1]["boot_offset_ns"]) if earlier else None
-
-
-def _listener(store: Path, group: int | None) -> EdgeListener | None:
-    """Listen for windows that want a reading at their edges."""
-    try:
-        return EdgeListener(socket_path(store), group)
-    except OSError as error:
-        _print_stderr(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
-        return None
-
-
-def _lags_s(found: Discovery) -> list[float]:
-    series = series_of(sensor.describe() for sensor in found.sensors)
-    counting = [one for one in series if one["source"] not in UNBOUNDED and one["domain"] != "wall"]
-    return [cast(float, one["lag_s"] or 0.0) for one in counting]
-
-
-def _linger_ns(found: Discovery) -> int:
-    """Return how long a value of the host's last moments may take to be shown, ns."""
-    return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
-
-
-def _print_event(event: Event) -> None:
-    _print_stderr(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
 
 
 def _hold_standard_streams() -> None:

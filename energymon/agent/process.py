@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Literal, Self, cast
 from weakref import WeakSet
 
 from energymon.analysis.attribution import series_of
@@ -25,8 +24,8 @@ from energymon.reading import WALL_MARGIN_S, EpochMark, Event, Reading, Session
 from energymon.store import SqliteStore, add_epochs
 
 if TYPE_CHECKING:
+    from energymon.agent.window import Window
     from joulefeed.child import Child
-
 
 _READY_S: Final = 120.0
 _STOP_S: Final = 5.0
@@ -36,23 +35,17 @@ _QUICK_S: Final = 5.0
 _MAX_QUICK: Final = 3
 """An agent that dies so often within `_QUICK_S` of its start is not started again."""
 _COMMIT_S: Final = 3.0
-"""How long, beside an interval, a store may take to have all readings: an agent commits every two seconds unless
+"""How long, beside two intervals, a store may take to have all readings: an agent commits every two seconds unless
 it is asked to."""
 _POLL_S: Final = 0.02
 _MAX_POLL_S: Final = 0.25
 
 
-class _ReadsFigures(Protocol):
-    def settle(self) -> None:
-        """Look up the figures while the store is there."""
-
-
 class Agent:
     """Runs `python -m energymon run` while the context, or this process, lasts.
 
-    The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks
-    leaves it to the parent. With `on_restart` an agent that dies is started again at once; the
-    hardware's counters have the joules that were used meanwhile.
+    The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks leaves
+    it to the parent.
     """
 
     def __init__(
@@ -83,7 +76,8 @@ class Agent:
             options: More options of `energymon run`; default none.
             log: File to which the agent's stderr is appended; default a temporary one.
             environment: Environment of the agent; default this process's.
-            on_restart: Called with one line after each death of the agent, which is started again; default: it is not.
+            on_restart: Called with one line after each death of the agent, which is started again at once; default: it
+                is not. The hardware's counters have the joules that were used meanwhile.
         """
         self.temporary = store is None
         """Whether its store is removed when it ends."""
@@ -100,10 +94,8 @@ class Agent:
         self.options += [f"--sensors={names or 'auto'}", *(f"--wall={meter}" for meter in meters), *options]
         self.sends = any(option.startswith("--influxdb-url") for option in self.options)
         """Whether it sends its readings to a server."""
-        self._log = log
-        self._environment = environment
-        self._on_restart = on_restart
-        self._windows: WeakSet[_ReadsFigures] = WeakSet()
+        self._log, self._environment, self._on_restart = log, environment, on_restart
+        self._windows: WeakSet[Window] = WeakSet()
         self._windows_lock = threading.Lock()
         self._folder: Path | None = None
         self._child: Child | None = None
@@ -118,19 +110,10 @@ class Agent:
 
     @property
     def store(self) -> Path:
-        """The store that it writes.
-
-        Raises:
-            AgentError: The agent was never started.
-        """
+        """The store that it writes; raises AgentError for an agent that was never started."""
         if self._store is None:
             raise AgentError("this agent was not started; use it in a `with` statement")
         return self._store
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.pid is not None
 
     @property
     def pid(self) -> int | None:
@@ -141,14 +124,14 @@ class Agent:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended for good; of another process's agent nothing is known."""
-        if self.owner != os.getpid() or self.alive:
+        if self.owner != os.getpid() or self.pid is not None:
             return False
         return self._watcher is None or self.failure is not None
 
     @property
     def stderr_text(self) -> str:
         """What the agent has written on stderr."""
-        log = self._log_path
+        log = self._log or (self._folder / "agent.log" if self._folder is not None else None)
         return log.read_text(errors="replace").strip() if log is not None and log.exists() else ""
 
     @property
@@ -174,9 +157,8 @@ class Agent:
     def start(self) -> None:
         """Start it and wait until its first tick is stored.
 
-        Raises:
-            NoSensorError: There is nothing to sample.
-            AgentError: It does not start for another reason, or was started already.
+        Raises NoSensorError where there is nothing to sample, and AgentError where it does not start for another reason
+        or was started already.
         """
         if self._child is not None or self._folder is not None:
             raise AgentError("this agent was started already; stop it first, or make another one")
@@ -194,7 +176,8 @@ class Agent:
             self.remove()
             raise
         if self._on_restart is not None:
-            self._watcher = threading.Thread(target=self._watch, name="energy agent", daemon=True)
+            args = (self._on_restart,)
+            self._watcher = threading.Thread(target=self._watch, args=args, name="energy agent", daemon=True)
             self._watcher.start()
 
     def flush(self) -> None:
@@ -208,11 +191,8 @@ class Agent:
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings around a span, ns of their clock, once the store has a reading past its end.
 
-        It waits for that no longer than `wait_until_read` does. An agent that never was ready has none. The
-        joules of an agent that was started again go on from those of the agent before it.
-
-        Raises:
-            StoreError: The store cannot be read.
+        It waits for that no longer than `wait_until_read` does. An agent that never was ready has none. The joules of
+        an agent that was started again go on from those of the agent before it. Raises StoreError.
         """
         if not self.description:
             return []
@@ -227,19 +207,14 @@ class Agent:
             return bridged(store.readings(start_ns - margin_ns, end_ns + margin_ns), store.counters(), sessions)
 
     def mark_epochs(self, epochs: Iterable[EpochMark]) -> None:
-        """Have epochs sent with the readings, to be drawn beside them; without a server or a reading there are none.
-
-        Raises:
-            StoreError: The store cannot be written.
-        """
+        """Have epochs sent with the readings, if there are readings and they are sent; raises StoreError."""
         if self.description and self.sends:
             add_epochs(self.store, epochs)
 
     def events(self, start_ns: int, end_ns: int) -> list[Event]:
-        """Return the agent's events in [start, end), ns of its readings' clock, its deaths among them, by time.
+        """Return the events in [start, end), ns of the readings' clock, the agent's deaths among them, by time.
 
-        Raises:
-            StoreError: The store cannot be read.
+        Raises StoreError.
         """
         if not self.description:
             return []
@@ -249,9 +224,9 @@ class Agent:
         return sorted(stored + restarts, key=lambda event: event.t_ns)
 
     def stop(self) -> None:
-        """End it in order, its last tick stored, and remove its temporary store; may be called twice.
+        """End it with its last tick stored, and remove its temporary store; may be called twice.
 
-        Windows that have ended by then have looked up their figures and keep them.
+        Windows that have ended look up their figures first, and keep them.
         """
         try:
             if self.temporary and self._folder is not None:
@@ -280,9 +255,7 @@ class Agent:
     def restart_if_failed(self) -> bool:
         """Start the agent again where it died and could not be started; return whether that was so.
 
-        Raises:
-            NoSensorError: There is nothing to sample.
-            AgentError: It does not start for another reason.
+        Raises as `start` does.
         """
         if self.failure is None:
             return False
@@ -295,11 +268,11 @@ class Agent:
         while not self.is_gone:
             with self._changing:
                 # Held until a new process is ready.
-                if self.alive:
+                if self.pid is not None:
                     return
             time.sleep(_POLL_S)
 
-    def serve(self, window: _ReadsFigures) -> None:
+    def serve(self, window: Window) -> None:
         """Keep a window whose figures are in this agent's store, to be settled before the store is removed."""
         with self._windows_lock:
             self._windows.add(window)
@@ -316,27 +289,25 @@ class Agent:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
-
-    @property
-    def _log_path(self) -> Path | None:
-        return self._log or (self._folder / "agent.log" if self._folder is not None else None)
 
     def _launch(self, idle_s: float) -> None:
         """Start the process, and wait until it is ready; raises as `start` does, and ends the process then."""
         from joulefeed.child import Child, ChildError
 
-        assert self._log_path is not None
         # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
         argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}"]
         argv += [*self.options, f"--idle-s={idle_s!r}"]
+        log = self._log
         if self._folder is not None:
             argv.append(f"--remove-at-eof={self._folder}")
-        environment = _environment(os.environ if self._environment is None else self._environment)
-        child = self._child = Child(argv, env=environment, stderr=self._log_path)
+            log = log or self._folder / "agent.log"
+        environment = dict(os.environ if self._environment is None else self._environment)
+        # In this environment the child finds this very energymon.
+        paths = [*environment.get("PYTHONPATH", "").split(os.pathsep), str(Path(__file__).resolve().parents[2])]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        child = self._child = Child(argv, env=environment, stderr=log)
         try:
             ready = child.ready(_READY_S + idle_s)
         except ChildError as error:
@@ -351,7 +322,7 @@ class Agent:
             raise NoSensorError(f'{message}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
         raise AgentError(f"the agent did not start: {message or 'it wrote nothing'}")
 
-    def _watch(self) -> None:
+    def _watch(self, on_restart: Callable[[str], None]) -> None:
         """Start the agent again whenever it has died, until it is ended."""
         quick = 0
         while (child := self._child) is not None:
@@ -362,8 +333,7 @@ class Agent:
                     return
                 quick = quick + 1 if time.monotonic() - since_s < _QUICK_S else 0
                 message = self._restart(child, quick)
-            assert self._on_restart is not None
-            self._on_restart(message)
+            on_restart(message)
 
     def _restart(self, child: Child, quick: int) -> str:
         """Start the agent again unless it died too often; return what has happened."""
@@ -391,9 +361,7 @@ class Agent:
 def shared_agent() -> Agent:
     """Return the agent of this process, which is started when it is first asked for and again when it has died.
 
-    Raises:
-        NoSensorError: There is nothing to sample.
-        AgentError: It does not start for another reason.
+    Raises as `Agent.start` does.
     """
     global _shared  # noqa: PLW0603 - one a process is the point
     with _sharing:
@@ -411,10 +379,10 @@ def shared_agent() -> Agent:
 
 
 def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns: int, agent: Agent | None) -> None:
-    """Wait until every series has a reading past the end of a window, or none can be expected any more.
+    """Wait until every series has a reading past the end of a window, `end_ns` of the readings' clock.
 
-    `end_ns` is by the clock of the readings, and `since_ns` is the instant of `boot_ns` from which the store may take
-    two intervals, two periods of the slowest meter at the wall, and three seconds. Raises StoreError.
+    It waits for two intervals, two periods of the slowest meter at the wall and three seconds at most, from `since_ns`
+    of `boot_ns` on, and not for an agent that has ended. Raises StoreError.
     """
     interval_s = session.interval_ns / NS
     sensors = cast(Sequence[Mapping[str, float]], session.description.get("sensors", ()))
@@ -436,13 +404,6 @@ def wait_until_read(store: SqliteStore, session: Session, end_ns: int, since_ns:
         if gone or boot_ns() >= since_ns + longest_ns:
             return
         time.sleep(min(max(interval_s / 2, _POLL_S), _MAX_POLL_S))
-
-
-def _environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which this very energymon is found."""
-    here = str(Path(__file__).resolve().parents[2])
-    there = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {**base, "PYTHONPATH": os.pathsep.join([*there, here])}
 
 
 _living: WeakSet[Agent] = WeakSet()

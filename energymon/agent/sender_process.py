@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from energymon.reading import Event
 from joulefeed.child import Child, ChildError
 
 _RESTART_S: Final = 5.0
@@ -25,22 +24,13 @@ class SenderProcess:
     """Runs `python -m energymon send` on the agent's store, with its settings in the environment alone."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        settings: Mapping[str, str],
-        node: str,
-        on_event: Callable[[Event], None],
-        loop: asyncio.AbstractEventLoop,
-        now_ns: Callable[[], int],
+        self, argv: list[str], settings: Mapping[str, str], report: Callable[[str, str], None], loop: AbstractEventLoop
     ) -> None:
-        """Take its options and settings, the node whose readings it sends, the sink of events, and the clock."""
+        """Take its options and settings, and what takes the kind and the message of each event."""
         safe = ["-P"] if sys.flags.safe_path else []
         self._argv = [sys.executable, *safe, "-m", "energymon", "send", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
-        self._node = node
-        self._on_event = on_event
-        self._loop = loop
-        self._now_ns = now_ns
+        self._report, self._loop = report, loop
         self._restart_s = _RESTART_S
         self._child: Child | None = None
 
@@ -78,9 +68,6 @@ class SenderProcess:
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
             if status != _REFUSED:
                 self._report("sender-died", f"the sender ended with status {status}; it is started again")
-
-    def _report(self, kind: str, message: str) -> None:
-        self._on_event(Event(self._now_ns(), self._node, kind, message))
 
 
 def _state(line: bytes) -> tuple[str, str]:

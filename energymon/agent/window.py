@@ -9,10 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, Self, cast
 
 from energymon.agent.cpu_time import AttributedEnergy, CpuShare
@@ -34,14 +33,12 @@ STORE: Final = "ENERGYMON_STORE"
 class Window:
     """What a node uses between entering and leaving the context.
 
-    Windows may nest, overlap and be used in several threads. The store is the one given, else that of `agent`, else
-    the one that ENERGYMON_STORE names; without any, the first window of the process starts an agent that samples
-    this host until the process ends. The figures wait until the store has a reading past the window's end, for an
-    interval and three seconds at most, and are then kept. With `direct` there is no agent: this process reads the
-    counters of the host itself, in microseconds.
+    Windows may nest, overlap and be used in several threads. The store is the one given, else that of `agent`, else the
+    one that ENERGYMON_STORE names; without any, the first window of the process starts an agent that samples this host
+    until the process ends. The figures wait until the store has a reading past the window's end, and are then kept.
 
-    `async with` works too: the event loop goes on while an agent starts, and in `await window.settled()` while the
-    figures are waited for.
+    With `async with` the event loop goes on while an agent starts, and in `await window.settled()` while the figures
+    are waited for.
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class Window:
         *,
         sync_cuda: bool = False,
         node: str | None = None,
-        store: SqliteStore | Path | str | None = None,
+        store: Path | str | None = None,
         agent: Agent | None = None,
         period_s: float | None = None,
         direct: bool | Meter = False,
@@ -65,31 +62,29 @@ class Window:
             node: Whose energy; default this host's, or that of the store's only node.
             store: Store of an agent that runs already; default see above.
             agent: Agent that samples; default see above.
-            direct: Whether this process reads the counters itself, or the meter that does; default no.
+            period_s: Time after which the load repeats, such as a training step, s; an event in `energy` then says
+                where a sensor resonates with it; default unknown.
+            direct: Whether this process reads the counters itself, in microseconds, or the meter that does; default no.
             boards: GPU boards of this host that count: those that CUDA_VISIBLE_DEVICES names ("visible"), "all", or
                 indices of NVML and UUIDs, joined by commas; default "visible".
             attribute: Whose share of the CPU's joules is `attributed`: "process" or a control group's folder; default
                 nobody's.
-            period_s: Time after which the load repeats, such as a training step, s; an event in `energy` then says
-                where a sensor resonates with it; default unknown.
         """
         if direct and (store or agent or node):
             raise OptionError("a direct window reads the counters of this host: expected no store, agent or node")
         self.name = name
-        self._direct = direct
+        self._sync_cuda, self._node, self._agent, self._period_s = sync_cuda, node, agent, period_s
+        self._direct, self._boards, self._owner = direct, boards, attribute
+        self._where = Path(store) if store else None
+        """The store of the readings; None until it is known."""
         self._span: Span | None = None
-        self._boards = boards
         self._environment: Mapping[str, str] = {}
-        self._owner = attribute
         self._share: CpuShare | None = None
         self._is_here = bool(direct)
-        self._sync_cuda = sync_cuda
-        self._node = node
-        self._where: SqliteStore | Path | str | None = store
-        self._agent = agent
-        self._period_s = period_s
+        """Whether the readings are of this host, since it was booted."""
         self._start_ns = self._end_ns = 0
         self._began_ns = self._ended_ns = 0
+        """The same instants as ns of `boot_ns`."""
         self._asker: Asker | None = None
         self._reading = threading.Lock()
         self._found: WindowEnergy | None = None
@@ -99,9 +94,7 @@ class Window:
         self._prepare()
         return self._begin()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._sync_cuda and kind is None:
             _synchronize_cuda()
         self._end()
@@ -110,9 +103,7 @@ class Window:
         await asyncio.to_thread(self._prepare)
         return self._begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if self._sync_cuda and kind is None:
                 await asyncio.to_thread(_synchronize_cuda)
@@ -133,25 +124,16 @@ class Window:
             self._direct = self._direct if isinstance(self._direct, Meter) else shared_meter()
         else:
             self._locate()
-            self._asker = self._connected()
         if self._sync_cuda:
             _synchronize_cuda()
 
     def _begin(self) -> Self:
         self._share = None if self._owner is None else CpuShare(self._owner)
-        if isinstance(self._direct, Meter):
-            self._span = self._direct.begin()
-            self._start_ns, self._began_ns = self._span.start_utc_ns, self._span.start_ns
-        else:
-            self._start_ns, self._began_ns = self._edge()
+        self._start_ns, self._began_ns = self._edge()
         return self
 
     def _end(self) -> None:
-        if self._span is not None:
-            self._span.end()
-            self._end_ns, self._ended_ns = self._span.end_utc_ns, self._span.end_ns
-        else:
-            self._end_ns, self._ended_ns = self._edge()
+        self._end_ns, self._ended_ns = self._edge()
         if self._share is not None:
             self._share.end()
         if self._asker is not None:
@@ -179,20 +161,19 @@ class Window:
     def energy(self) -> WindowEnergy:
         """All that is known of the window: series, components, events; raises what `joules` raises."""
         with self._reading:
-            if self._failed is not None:
-                raise self._failed
             if self._found is None:
+                if self._failed is not None:
+                    raise self._failed
                 self._found = self._look_up()
             return self._found
 
     def settle(self) -> None:
         """Look up the figures of a window that has ended, or why there are none, before its store is removed."""
-        with self._reading:
-            if self._end_ns and self._found is None and self._failed is None:
-                try:
-                    self._found = self._look_up()
-                except EnergyError as error:
-                    self._failed = error
+        if self._end_ns:
+            try:
+                _ = self.energy
+            except EnergyError as error:
+                self._failed = error
 
     @property
     def joules(self) -> float:
@@ -213,26 +194,19 @@ class Window:
 
     @property
     def accuracy_j(self) -> float | None:
-        """Bound of what the sensors do not see or show wrongly, J, beside `error_j`; None when it is unknown.
-
-        Why it is unknown of a series is in `energy.best`, as `accuracy_origin`.
-        """
+        """Bound of what the sensors do not see or show wrongly, J; None where `energy.best` says why it is unknown."""
         return self._total().accuracy_j
 
     @property
     def net_joules(self) -> float | None:
-        """Joules beyond the node's idle baseline; None when there is no baseline of every series.
-
-        The bound of their error, and all series, are in `energy`.
-        """
+        """Joules beyond the node's idle baseline; None when there is no baseline of every series."""
         return self._total().net_j
 
     @property
     def attributed(self) -> AttributedEnergy:
         """The share of the CPU's joules that is attributed to a process or group by CPU time; no measurement.
 
-        Raises OptionError for a window without `attribute`, WindowError for a control group that has gone and where
-        processors came or went, and what `energy` raises.
+        Raises OptionError without `attribute`, WindowError where the share is unknown, and what `energy` raises.
         """
         energy = self.energy
         if self._share is None or not self._is_here:
@@ -250,21 +224,19 @@ class Window:
         return {c.name: c.joules for c in self.energy.components if c.name != "total"}
 
     @property
-    def sources(self) -> Mapping[str, tuple[str, ...]]:
+    def sources(self) -> dict[str, tuple[str, ...]]:
         """Where the joules of each domain are from; "estimate" is no measurement."""
-        return MappingProxyType({c.name: c.sources for c in self.energy.components if c.name != "total"})
+        return {c.name: c.sources for c in self.energy.components if c.name != "total"}
 
     def _locate(self) -> None:
         """Find whose readings these will be, before the window begins; raises SensorError and AgentError."""
         if self._where is not None:
             return
-        named = os.environ.get(STORE)
-        if self._agent is None and named:
-            self._where = named
-            self._require_agent(named)
+        if self._agent is None and (named := os.environ.get(STORE)):
+            self._where = Path(named)
+            self._require_agent(self._where)
             return
-        if self._agent is None:
-            self._agent = shared_agent()
+        self._agent = self._agent or shared_agent()
         self._where = self._agent.store
         if self._agent.is_gone:
             details = f"; it said: {self._agent.stderr_text}" if self._agent.stderr_text else ""
@@ -274,18 +246,17 @@ class Window:
         self._node = self._node or self._agent.node
         self._agent.serve(self)
 
-    def _connected(self) -> Asker | None:
-        """Connect to the agent that can be asked to read its sensors at the edges; None where the ticks must do."""
-        where = self._where.path if isinstance(self._where, SqliteStore) else self._where
-        try:
-            return None if where is None else Asker(Path(where))
-        except OSError:
-            # It ended, or it is another user's.
-            return None
-
     def _edge(self) -> tuple[int, int]:
-        """Return the instant, as UTC ns and as ns of `boot_ns`; where an agent can be asked it has just read all."""
-        self._asker = self._asker or self._connected()
+        """Have the sensors read, where that can be asked for; return the instant after it, UTC ns and `boot_ns`."""
+        if isinstance(self._direct, Meter):
+            if self._span is None:
+                self._span = self._direct.begin()
+                return self._span.start_utc_ns, self._span.start_ns
+            self._span.end()
+            return self._span.end_utc_ns, self._span.end_ns
+        assert self._where is not None
+        with suppress(OSError):  # the agent has ended or is another user's: the ticks bound the window
+            self._asker = self._asker or Asker(self._where)
         read_ns = self._asker.edge_ns() if self._asker is not None else None
         utc_ns, now_ns = time.time_ns(), boot_ns()
         return (utc_ns, now_ns) if read_ns is None else (utc_ns - (now_ns - read_ns), read_ns)
@@ -294,24 +265,21 @@ class Window:
         if not self._end_ns:
             raise WindowError(f"{self._label()} has no end yet; its figures are there after the `with` statement")
 
-    def _require_agent(self, named: str) -> None:
+    def _require_agent(self, named: Path) -> None:
         """Refuse a store whose agent has ended: nothing would be sampled."""
-        with SqliteStore.open(Path(named)) as store:
+        with SqliteStore.open(named) as store:
             sessions = store.sessions()
-        node = self._node_of(sessions)
+        node, what = self._node_of(sessions), ""
         last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
-        if last is None:
-            return
-        if last.end_ns is not None:
+        if last is not None and last.end_ns is not None:
             what = f"ended at {utc_text(last.end_ns)}"
-        elif last.description.get("boot_id") == boot_id() and is_abandoned(Path(named)):
+        elif last is not None and last.description.get("boot_id") == boot_id() and is_abandoned(named):
             what = f"(process {last.description['pid']}) is dead"
-        else:
-            return
-        raise WindowError(
-            f"{STORE}={named}: the agent of {node} {what}, and nothing samples into this store; start `energymon run` "
-            f"with it, or unset {STORE}"
-        )
+        if what:
+            raise WindowError(
+                f"{STORE}={named}: the agent of {node} {what}, and nothing samples into this store; start `energymon "
+                f"run` with it, or unset {STORE}"
+            )
 
     def _look_up(self) -> WindowEnergy:
         self._require_end()
@@ -321,27 +289,36 @@ class Window:
             found = with_resonances(meter.energy(self._span), channels, self._period_s)
             return self._counted(found, meter.description)
         assert self._where is not None
-        if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
+        if self._agent is not None and self._agent.temporary and not self._where.exists():
             raise WindowError(
                 f"{self._label()} cannot be read: the temporary store of its agent, of process {self._agent.owner}, is "
                 "removed; read figures inside the agent's `with` statement, or give the Agent a store"
             )
-        if isinstance(self._where, SqliteStore):
-            return self._look_up_in(self._where)
-        with SqliteStore.open(Path(self._where)) as store:
+        with SqliteStore.open(self._where) as store:
             return self._look_up_in(store)
 
     def _look_up_in(self, store: SqliteStore) -> WindowEnergy:
-        session, span = self._in_readings_time(store.sessions())
-        start_ns, end_ns = span or (self._start_ns, self._end_ns)
+        sessions = store.sessions()
+        node = self._node_of(sessions)
+        own = [s for s in sessions if s.node == node]
+        here = [s for s in own if s.description.get("boot_id") == boot_id()]
+        start_ns, end_ns = self._start_ns, self._end_ns
+        clock: Literal["readings", "own"] = "own"
+        if here:
+            # All agents of a store since the machine was booted have one clock, which is known.
+            offset_ns = cast(int, here[-1].description["boot_offset_ns"])
+            start_ns, end_ns, clock = self._began_ns + offset_ns, self._ended_ns + offset_ns, "readings"
+        session = max((s for s in own if s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
+        if session is None:
+            there = ", ".join(sorted({s.node for s in sessions})) or "no node"
+            raise WindowError(f"{self._label()}: node {node!r} had no agent by then; the store has {there}")
         wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
-        clock: Literal["readings", "own"] = "readings" if span else "own"
-        (found,) = query(store, start_ns, end_ns, session.node, net=True, clock=clock, period_s=self._period_s)
+        (found,) = query(store, start_ns, end_ns, node, net=True, clock=clock, period_s=self._period_s)
         if not found.components or not found.energies:
-            raise self._uncovered(store, session, end_ns, found)
+            raise self._uncovered(store, end_ns, found)
         found = replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
-        self._is_here = span is not None
-        return self._counted(found, session.description) if self._is_here else found
+        self._is_here = bool(here)
+        return self._counted(found, session.description) if here else found
 
     def _counted(self, found: WindowEnergy, description: Mapping[str, Any]) -> WindowEnergy:
         """Leave out the boards of this host that do not count, and say so; raises OptionError and WindowError."""
@@ -354,32 +331,12 @@ class Window:
             raise WindowError(f"{self._label()} has no figure of anything that counts{_event_lines(found)}")
         return found
 
-    def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
-        """Return the session whose readings these are, and the window by the clock of its readings.
-
-        That clock is known for agents of this host since it was booted; for others, None leaves the wall clocks.
-        """
-        node = self._node_of(sessions)
-        own = [s for s in sessions if s.node == node]
-        here = [s for s in own if s.description.get("boot_id") == boot_id()]
-        span: tuple[int, int] | None = None
-        if here:
-            # All agents of a store since the machine was booted have one clock.
-            offset_ns = cast(int, here[-1].description["boot_offset_ns"])
-            span = self._began_ns + offset_ns, self._ended_ns + offset_ns
-        end_ns = span[1] if span else self._end_ns
-        session = max((s for s in own if s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
-        if session is None:
-            there = ", ".join(sorted({s.node for s in sessions})) or "no node"
-            raise WindowError(f"{self._label()}: node {node!r} had no agent by then; the store has {there}")
-        return session, span
-
     def _node_of(self, sessions: list[Session]) -> str:
         nodes = {s.node for s in sessions}
         return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
 
-    def _uncovered(self, store: SqliteStore, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
-        node = session.node
+    def _uncovered(self, store: SqliteStore, end_ns: int, found: WindowEnergy) -> WindowError:
+        node = found.node
         before = [r.t_ns for r in store.readings(end_ns, end_ns, node) if r.t_ns <= end_ns]
         if found.covered:
             spans = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
@@ -389,11 +346,10 @@ class Window:
         else:
             covered = f"there is no reading of {node} before its end"
         details = _event_lines(found)
-        if (asker := self._connected()) is not None:
-            # A store that takes nothing has no event of it either.
-            with closing(asker):
-                if asker.edge_ns() is not None and asker.problem:
-                    details += f"\n  store-failed: {asker.problem}"
+        # A store that takes nothing has no event of it either.
+        with suppress(OSError), closing(Asker(store.path)) as asker:
+            if asker.edge_ns() is not None and asker.problem:
+                details += f"\n  store-failed: {asker.problem}"
         if self._agent is not None and self._agent.is_gone:
             details += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
         return WindowError(

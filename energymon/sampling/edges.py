@@ -1,7 +1,7 @@
 """Readings at the edges of windows: a program asks the agent beside it to read its sensors now.
 
-The agent listens at a socket beside its store. A request is one number, and the answer repeats it with an instant at
-which the sensors had been read, and says why its readings cannot be stored, if they cannot.
+The agent listens at a socket beside its store. A request is one number. The answer repeats it, with an instant at which
+the sensors had been read and the reason why readings cannot be stored, if they cannot.
 """
 
 from __future__ import annotations
@@ -42,10 +42,8 @@ def is_abandoned(store: Path) -> bool:
     """Return whether the agent that wrote `store` was killed: its socket is there, and nobody listens."""
     try:
         Asker(store).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
@@ -60,7 +58,7 @@ class EdgeListener:
     """The agent's end. Its methods may be called from any thread, `serve` from one at a time."""
 
     def __init__(self, path: Path, group: int | None = None) -> None:
-        """Listen at `path`, replacing what a dead agent left there, to the owner and to a group, by its id, if given.
+        """Listen at `path`, in the place of a dead agent, to the owner and to a group, if its id is given.
 
         Raises OSError where that cannot be.
         """
@@ -69,6 +67,7 @@ class EdgeListener:
         self._lock = threading.Lock()
         self._programs: dict[int, socket.socket] = {}
         self._asking: list[tuple[int, int]] = []
+        """Descriptor of the program, and number, of each request without an answer."""
         self.problem = ""
         """What keeps the readings from being stored; "" for nothing."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
@@ -98,11 +97,8 @@ class EdgeListener:
 
     def serve(self) -> bool:
         """Take what has come in, without waiting; return whether a reading is asked for."""
-        ready = self._epoll.poll(0)
-        if not ready:
-            return bool(self._asking)
         with self._lock:
-            for fd, _ in ready:
+            for fd, _ in self._epoll.poll(0):
                 if fd == self._woken:
                     os.eventfd_read(self._woken)
                 elif fd == self._socket.fileno():
@@ -117,19 +113,16 @@ class EdgeListener:
             asking, self._asking = self._asking, []
             now_ns, problem = boot_ns(), self.problem.encode()[:_MAX_PROBLEM]
             for fd, number in asking:
-                program = self._programs.get(fd)
-                if program is not None:
+                if fd in self._programs:
                     try:
-                        program.send(_ANSWER.pack(number, now_ns) + problem)
+                        self._programs[fd].send(_ANSWER.pack(number, now_ns) + problem)
                     except OSError:
                         # It is gone, or does not read what it asks for.
                         self._drop(fd)
 
     def close(self) -> None:
-        """Stop listening; may be called twice."""
+        """Stop listening."""
         with self._lock:
-            if self._epoll.closed:
-                return
             for fd in list(self._programs):
                 self._drop(fd)
             self._socket.close()
@@ -139,23 +132,17 @@ class EdgeListener:
 
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            while True:
-                program, _ = self._socket.accept()
-                if len(self._programs) >= _MAX_PROGRAMS:
-                    program.close()
-                    continue
-                program.setblocking(False)
-                self._programs[program.fileno()] = program
-                self._epoll.register(program.fileno(), select.EPOLLIN)
+            program, _ = self._socket.accept()
+            if len(self._programs) >= _MAX_PROGRAMS:
+                program.close()
+                return
+            program.setblocking(False)
+            self._programs[program.fileno()] = program
+            self._epoll.register(program.fileno(), select.EPOLLIN)
 
     def _receive(self, fd: int) -> None:
-        program = self._programs.get(fd)
-        if program is None:
-            return
         try:
-            request = program.recv(_REQUEST.size + 1)
-        except BlockingIOError:
-            return
+            request = self._programs[fd].recv(_REQUEST.size + 1)
         except OSError:
             request = b""
         if len(request) == _REQUEST.size:
@@ -180,10 +167,9 @@ class Asker:
         self._socket = self._connected()
 
     def edge_ns(self) -> int | None:
-        """Have the agent read its sensors; return an instant just after that, ns of `boot_ns`.
+        """Have the agent, or the one that was started in its place, read its sensors.
 
-        An agent that was started in the place of the one before it is asked instead. None when there is no answer in a
-        tenth of a second.
+        Returns an instant just after that, ns of `boot_ns`; None when there is no answer in a tenth of a second.
         """
         deadline_ns = boot_ns() + round(_PATIENCE_S * NS)
         try:

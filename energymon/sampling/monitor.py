@@ -6,24 +6,23 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from queue import SimpleQueue
 from typing import Final
 
 from energymon.clock.monotonic import NS, Clock, dither_ns, next_tick, tick_at
 from energymon.sampling.edges import EdgeListener
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, sampled
-from energymon.sampling.slow import NICE, SlowSensors
-from energymon.sensors.base import Operation, Raw, Sensor
-from energymon.ticker.ticker import Library, Reason, Ticker, ticker_library
+from energymon.sampling.slow import NICE, SlowSensor, SlowSensors
+from energymon.sensors.base import Raw, Sensor
+from energymon.ticker.ticker import Reason, Ticker, ticker_library
 from joulefeed.scheduling import raise_priority
 
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
 _REHEARSED_NS: Final = 50_000
-"""Sensors that all answer within this are read twice at a tick, and the second answers are kept: the first reading
-finds code and data gone from the CPU's caches, which spreads the answers over five times as long."""
+"""Sensors that all answer within this are read twice at a tick. The second answers are kept: they take a fifth of the
+time, because the first reading has filled the CPU's caches."""
 _COLD_NS: Final = 50_000_000
-"""Between ticks that are closer together than that, the caches keep most of it."""
+"""Ticks that are closer together than this find the caches filled."""
 _TRIALS: Final = 5
 _SLOW_NS: Final = 10_000_000
 """A sensor of the timekeeper's that takes this long, twice in a row, gets a thread of its own."""
@@ -39,19 +38,14 @@ _MEND_NS: Final = NS
 
 
 class Monitor:
-    """Samples every sensor at every tick t_k = k·interval (UTC) and hands what they brought to `sink`.
+    """Samples every sensor at every tick t_k = k·interval (UTC) and passes the answers to `sink`.
 
-    The samplers meet at each tick: the timekeeper wakes, releases the threads of slow sensors, and reads the quick
-    ones one after the other, which takes less time than waking a thread for each. A thread that has not come back
-    from an earlier tick misses the tick and holds up nobody; a sensor that hangs in the timekeeper's hands is left
-    to that thread, and another keeps the time. `sink` is called from these threads and must be quick. `on_failure`
-    is called if one of them dies of an unforeseen exception.
+    At each tick the timekeeper thread releases the threads of slow sensors and reads the quick sensors itself. A slow
+    sensor that has not answered since an earlier tick misses the tick. A sensor that hangs in the timekeeper keeps that
+    thread, and another thread keeps the time.
 
-    Where all sensors are quick and the host has a compiler, compiled code takes the ticks as long as nothing is out
-    of the ordinary; `drain` hands over what it has taken.
-
-    A program that asks at `edges` has the sensors read at once, and again while its counters' updates are still to
-    come.
+    Where all sensors are quick and the host has a compiler, compiled code takes the ticks until one is unusual; `drain`
+    passes on what it has taken.
     """
 
     def __init__(
@@ -73,57 +67,52 @@ class Monitor:
         Args:
             sensors: Sensors that are read at every tick.
             interval_ns: Time between two ticks, ns.
-            sink: Called with records, from the sampling threads; those of compiled code are made as they are taken.
+            sink: Called with records, from the sampling threads, and must be quick.
             on_failure: Called with the exception that ends a thread.
             clock: The clock of the ticks; default a new one.
             after_ns: No tick is taken up to this instant, UTC ns; default 0.
             linger_ns: Ticks go on for so long after `stop`, for values that come late, ns; default 0.
-            edges: EdgeListener for programs that want a reading at once; default none.
+            edges: Listener for programs that want a reading at once; default none.
             follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
-            dither_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
-                counts, a load that repeats in step with the ticks is then seen at all of its moments.
-            on_edge: Called after each reading for a program that wants one; default nothing.
+            dither_ns: Ticks are taken up to so much late, at random, ns; default 0. Sampled power needs it: a load that
+                repeats in step with the ticks is then seen at all of its moments.
+            on_edge: Called after each reading for such a program; default nothing.
         """
-        self._on_edge = on_edge
-        self._dither_ns = dither_ns
-        self._edges = edges
-        self._follow_ups_ns = follow_ups_ns
+        self._sensors, self._interval_ns, self._clock = sensors, interval_ns, clock or Clock()
+        self._sink, self._on_failure, self._on_edge = sink, on_failure, on_edge
+        self._after_ns, self._linger_ns, self._dither_ns = after_ns, linger_ns, dither_ns
+        self._edges, self._follow_ups_ns = edges, follow_ups_ns
         self._follow: list[int] = []
+        """When the sensors are read again for programs, monotonic ns, in order."""
         self._answers = False
-        self._after_ns = after_ns
-        self._linger_ns = linger_ns
         self._last_ns = 0
-        self._sensors = sensors
-        self._interval_ns = interval_ns
-        self._sink = sink
-        self._on_failure = on_failure
-        self._clock = clock or Clock()
         self.priority = "normal"
-        """What scheduling the samplers were granted; known once `start` has returned."""
+        """What scheduling the samplers were granted; known once a tick was taken."""
         library = ticker_library() if interval_ns <= _COMPILED_NS else "ticks this far apart cost next to nothing"
         self._library = None if isinstance(library, str) else library
         self.sampler = f"Python: {library}" if isinstance(library, str) else "compiled, Python where a tick is unusual"
         """Who takes the ticks, and why."""
         self._stopping = False
         self._threads: list[threading.Thread] = []
-        self._keeping: threading.Thread | None = None
+        self._keeping: threading.Thread
         self._quick: list[int] = []
         self._slow: list[int] = []
+        """Quick sensors that were slow at the last tick."""
         self._readings = 1
-        self._slow_sensors = SlowSensors(sensors, self._deliver, lambda late: sink((late,)), self._spawn)
-        # Guards the four that follow; held for a few statements only.
-        self._keeping_lock = threading.Lock()
+        self._slow_sensors = SlowSensors(sensors, self._deliver, sink, self._spawn)
+        # Guards what follows, and the order of what comes out of the ticker; held for a few statements only.
+        self._lock = threading.Lock()
         self._keeper = 0
-        self._stuck: dict[int, int] = {}
+        """Number of the thread that keeps the time."""
+        self._stuck: dict[int, SlowSensor] = {}
+        """The sensor that hangs, by the number of the timekeeper that it keeps."""
         self._due_ns = 0
         self._hand: tuple[int, int] | None = None
-        # Guards the ticker, and the order of what comes out of it.
-        self._draining = threading.Lock()
+        """The sensor that the timekeeper reads, and since when, monotonic ns."""
         self._ticker: Ticker | None = None
         self._kept: tuple[object, Ticker] | None = None
-        self._order: list[int] = []
-        self._offset_ns = 0
-        self._wall_ns = 0
+        self._context: tuple[list[int], int, int] = ([], 0, 0)
+        """Of the ticker: its sensors, in order, the clock's offset, and the wall clock's offset to it, ns."""
         self._has_ticked = False
         self._mended_ns = 0
 
@@ -136,15 +125,13 @@ class Monitor:
                 self._slow_sensors.add(index)
         rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
         self._readings = 2 if rehearses else 1
-        granted: SimpleQueue[str] = SimpleQueue()
         self._due_ns = next_tick(max(self._clock.now_ns(), self._after_ns), self._interval_ns)
-        self._keeping = self._spawn(self._keep_time, 0, granted)
-        self.priority = granted.get()
+        self._keeping = self._spawn(self._keep_time, self._keeper)
 
     def stop(self) -> None:
-        """Take one last tick and end the threads; one that hangs in a driver dies with the process."""
+        """Take one last tick and end the threads, after `start`; one that hangs in a driver dies with the process."""
         self._last_ns = self._clock.now_ns() + self._linger_ns
-        with self._draining:
+        with self._lock:
             self._stopping = True
             if self._ticker is not None:
                 self._ticker.stop(self._last_ns)
@@ -152,8 +139,7 @@ class Monitor:
             self._edges.wake()
         patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
         deadline = time.monotonic() + patience_s
-        if self._keeping is not None:
-            self._keeping.join(patience_s)
+        self._keeping.join(patience_s)
         self._slow_sensors.end()
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -162,19 +148,19 @@ class Monitor:
 
     def drain(self) -> None:
         """Hand to `sink` what compiled code has taken since the last call."""
-        with self._draining:
+        with self._lock:
             if self._ticker is not None:
                 self._pass_on(self._ticker)
 
     def attend(self) -> None:
         """Have Python take the next tick: a sensor's answer made no sense, and its file may have to be opened again."""
-        with self._draining:
+        with self._lock:
             if self._ticker is not None:
                 self._ticker.leave()
 
     def unstick(self) -> None:
         """Replace a timekeeper that a sensor has kept for a second; call this every few seconds."""
-        with self._draining, self._keeping_lock:
+        with self._lock:
             index = self._stuck_at()
             if index is None:
                 return
@@ -182,11 +168,9 @@ class Monitor:
             self._ticker = None
             self._quick = [i for i in self._quick if i != index]
             # The thread that hangs becomes this sensor's own when it comes back.
-            self._slow_sensors.adopt(index)
-            self._stuck[self._keeper] = index
+            self._stuck[self._keeper] = self._slow_sensors.adopt(index)
             self._keeper += 1
-            keeper = self._keeper
-        self._keeping = self._spawn(self._keep_time, keeper)
+        self._keeping = self._spawn(self._keep_time, self._keeper)
 
     def _stuck_at(self) -> int | None:
         """Return the sensor that has kept the timekeeper for too long; compiled code then returns."""
@@ -205,31 +189,29 @@ class Monitor:
             return None
         self._pass_on(self._ticker)
         self._due_ns = self._ticker.next_ns + self._interval_ns
-        return self._order[hand[0]]
+        return self._context[0][hand[0]]
 
     def _spawn(self, body: Callable[..., None], *args: object) -> threading.Thread:
-        thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
-        thread.daemon = True
+        def guarded() -> None:
+            try:
+                body(*args)
+            except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
+                self._on_failure(error)
+
+        thread = threading.Thread(target=guarded, name=f"sampler-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()
         return thread
 
-    def _guard(self, body: Callable[..., None], *args: object) -> None:
-        try:
-            body(*args)
-        except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
-            self._on_failure(error)
-
-    def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
-        priority = raise_priority(NICE)
-        if granted is not None:
-            granted.put(priority)
+    def _keep_time(self, keeper: int) -> None:
+        """Take the ticks until the monitor stops or another thread keeps the time."""
+        self.priority = raise_priority(NICE)
         clock, interval_ns = self._clock, self._interval_ns
         awaited = self._due_ns
         looked_ns = clock.now_ns()
         stopping = False
         while not stopping:
-            if self._library is not None and self._may_run(awaited):
+            if self._may_run(awaited):
                 reason, awaited = self._let_run(keeper, awaited)
                 if reason is Reason.STOPPED or keeper != self._keeper:
                     return
@@ -259,7 +241,7 @@ class Monitor:
     def _may_run(self, due_ns: int) -> bool:
         """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
         quiet = self._has_ticked and not self._slow_sensors and not self._stopping and not self._follow
-        return quiet and due_ns >= self._mended_ns
+        return quiet and self._library is not None and due_ns >= self._mended_ns
 
     def _wait(self, keeper: int, awaited_ns: int) -> bool:
         """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
@@ -274,16 +256,17 @@ class Monitor:
                 return False
             if wait_ns <= 0:
                 return True
-            if edges is not None and edges.serve():
-                self._follow = sorted({*self._follow, *(now_ns + after_ns for after_ns in self._follow_ups_ns)})
-                self._answers = True
-                if not self._take_between(keeper, awaited_ns):
+            is_asked = edges is not None and edges.serve()
+            if is_asked or (self._follow and self._follow[0] <= now_ns):
+                follow_ups = {now_ns + after_ns for after_ns in self._follow_ups_ns} if is_asked else set[int]()
+                self._follow = sorted(follow_ups | {due_ns for due_ns in self._follow if due_ns > now_ns})
+                self._answers |= is_asked
+                begin_ns = self._clock.now_ns()
+                keeps = self._take(keeper, begin_ns, between=awaited_ns - begin_ns)
+                self._on_edge()
+                if not keeps:
                     return False
-            elif self._follow and self._follow[0] <= now_ns:
-                self._follow = [due_ns for due_ns in self._follow if due_ns > now_ns]
-                if not self._take_between(keeper, awaited_ns):
-                    return False
-            elif self._library is not None and self._may_run(awaited_ns):
+            elif self._may_run(awaited_ns):
                 return True
             else:
                 due_ns = min(wait_ns, self._follow[0] - now_ns) if self._follow else wait_ns
@@ -293,54 +276,24 @@ class Monitor:
                 else:
                     select.select([edges], [], [], max(0.0, due_ns / NS))
 
-    def _take_between(self, keeper: int, awaited_ns: int) -> bool:
-        """Sample between two ticks; return False when another thread keeps the time by now."""
-        now_ns = self._clock.now_ns()
-        keeps = self._take(keeper, now_ns, between=awaited_ns - now_ns)
-        self._on_edge()
-        return keeps
-
     def _let_run(self, keeper: int, due_ns: int) -> tuple[Reason | None, int]:
         """Let compiled code take the ticks from `due_ns` on until one is out of the ordinary.
 
-        Returns why it came back, None if it did not run, and the tick that is due. A ticker that was abandoned
-        leaves its sensor to this thread.
+        Returns why it came back, None if it did not run, and the tick that is due. A ticker that was abandoned leaves
+        its sensor to this thread.
         """
         groups = [self._sensors[index].operations() for index in self._quick]
         able = [group for group in groups if group]
         if len(able) < len(groups) or self._library is None:
             self._mended_ns = due_ns + _MEND_NS
             return None, due_ns
-        order, offset_ns, wall_ns = self._quick, self._clock.offset_ns, self._clock.wall_ns
-        ticker = self._ticker_for(self._library, able, offset_ns, wall_ns)
-        with self._draining:
-            if self._stopping:
-                return None, due_ns
-            self._ticker, self._order, self._offset_ns, self._wall_ns = ticker, order, offset_ns, wall_ns
-        reason, next_ns = ticker.run(due_ns)
-        with self._draining:
-            replaced = keeper != self._keeper
-            if not replaced:
-                self._pass_on(ticker)
-                self._ticker = None
-                self._due_ns = next_ns
-        if replaced:
-            taken = ticker.left_with()
-            brought = sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
-            self._left_with(self._stuck[keeper], brought)
-        elif reason is Reason.FAILED:
-            self._mended_ns = next_ns + _MEND_NS
-        if reason is not Reason.SLOW:
-            self._slow = []
-        return reason, next_ns
-
-    def _ticker_for(self, library: Library, groups: list[Sequence[Operation]], offset_ns: int, wall_ns: int) -> Ticker:
-        """Return the ticker of the last time if it still serves: a ring is large where ticks are close."""
-        key = (groups, offset_ns, wall_ns)
+        offset_ns, wall_ns = self._clock.offset_ns, self._clock.wall_ns
+        context, key = (self._quick, offset_ns, wall_ns), (able, offset_ns, wall_ns)
+        # The ticker of the last time goes on if it still serves: a ring is large where ticks are close.
         if self._kept is None or self._kept[0] != key:
             ticker = Ticker(
-                library,
-                groups,
+                self._library,
+                able,
                 interval_ns=self._interval_ns,
                 offset_ns=offset_ns,
                 wall_ns=wall_ns,
@@ -349,18 +302,36 @@ class Monitor:
                 dither_ns=self._dither_ns,
                 wake_fd=-1 if self._edges is None else self._edges.fileno(),
             )
-            self._kept = (key, ticker)
-        return self._kept[1]
+            self._kept = key, ticker
+        ticker = self._kept[1]
+        with self._lock:
+            if self._stopping:
+                return None, due_ns
+            self._ticker, self._context = ticker, context
+        reason, next_ns = ticker.run(due_ns)
+        with self._lock:
+            replaced = keeper != self._keeper
+            if not replaced:
+                self._pass_on(ticker)
+                self._ticker = None
+                self._due_ns = next_ns
+        if replaced:
+            self._left_with(keeper, sampled(ticker.left_with(), *context, whole=False))
+        elif reason is Reason.FAILED:
+            self._mended_ns = next_ns + _MEND_NS
+        if reason is not Reason.SLOW:
+            self._slow = []
+        return reason, next_ns
 
     def _pass_on(self, ticker: Ticker) -> None:
-        order, offset_ns, wall_ns = self._order, self._offset_ns, self._wall_ns
-        self._sink(sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=True) for taken in ticker.take())
+        context = self._context
+        self._sink(sampled(taken, *context, whole=True) for taken in ticker.take())
 
     def _take(self, keeper: int, tick_ns: int, between: int | None = None) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now.
 
-        `between` is how long after this, ns, the next tick is, where this is none itself: sensors that would not be
-        back by then are left out.
+        `between` is how long after this, ns, the next tick is, where this is a reading between ticks: sensors that
+        would not be back by then are left out.
         """
         wall_ns = self._clock.wall_ns
         due = Sampled(tick_ns, self._clock.offset_ns + wall_ns, (), True, between is not None, 0, 0, -wall_ns)
@@ -369,45 +340,40 @@ class Monitor:
         for _ in range(self._readings if between is None else 1):
             samples: list[tuple[int, Raw]] = []
             slow: list[int] = []
-            start_ns = end_ns = before_ns = monotonic_ns()
+            start_ns = end_ns = monotonic_ns()
             for index in self._quick:
-                self._hand = (index, before_ns)
+                self._hand = (index, end_ns)
                 samples.append((index, sensors[index].sample()))
-                end_ns = monotonic_ns()
+                before_ns, end_ns = end_ns, monotonic_ns()
                 if end_ns - before_ns > _SLOW_NS:
                     slow.append(index)
-                before_ns = end_ns
                 if keeper != self._keeper:
                     break
             if keeper != self._keeper:
                 break
-        with self._keeping_lock:
+        with self._lock:
             replaced = keeper != self._keeper
             if not replaced:
                 self._hand = None
         brought = due._replace(samples=samples, start_ns=start_ns, end_ns=end_ns)
         if replaced:
-            self._left_with(self._stuck[keeper], brought._replace(whole=False, late=opened is not None))
+            self._left_with(keeper, brought._replace(whole=False, late=opened is not None))
             return False
         if slow or self._slow:
-            self._part_with(slow)
+            for index in set(slow) & set(self._slow):
+                self._quick = [i for i in self._quick if i != index]
+                self._slow_sensors.add(index)
+            self._slow = slow
         if opened is not None:
             self._slow_sensors.meet(opened, brought)
         else:
             self._deliver(brought)
         return True
 
-    def _part_with(self, slow: list[int]) -> None:
-        """Give a sensor that was slow at this tick and the one before a thread of its own."""
-        for index in set(slow) & set(self._slow):
-            self._quick = [i for i in self._quick if i != index]
-            self._slow_sensors.add(index)
-        self._slow = slow
-
-    def _left_with(self, index: int, brought: Sampled) -> None:
-        """Deliver what a hanging sensor brought at last, and sample it on this thread from now on."""
+    def _left_with(self, keeper: int, brought: Sampled) -> None:
+        """Deliver what a sensor that hung has brought at last, and sample that sensor on this thread from now on."""
         self._sink((brought,))
-        self._slow_sensors.serve(index)
+        self._slow_sensors.serve(self._stuck[keeper])
 
     def _deliver(self, record: Sampled) -> None:
         """Pass on a tick, and answer those who have asked: every sensor that could be was read."""

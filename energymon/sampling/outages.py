@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 from energymon.reading import START, Event
 from energymon.sensors.base import Sensor, SensorChannel, SensorPoint, wrapping, wraps
 
+if TYPE_CHECKING:
+    from energymon.sampling.records import Sampled
+
 _TICKS: Final = 100_000
 """The latest ticks that the summary is of."""
 _QUIET_NS: Final = NS
 _MAX_QUIET_NS: Final = 10 * NS
-"""A channel that comes and goes, and ticks that are missed all the time, are reported this often."""
+"""How often a channel that comes and goes, and ticks that are missed all the time, are reported at most."""
 
 
 class Jitter:
@@ -60,7 +63,7 @@ class Portion(NamedTuple):
 
 
 class Missed:
-    """Collects missed ticks; rare ones are reported each, those that do not cease every ten seconds."""
+    """Collects missed ticks. Rare ones are reported each; those that go on are reported every ten seconds."""
 
     def __init__(self) -> None:
         self._first_ns = self._end_ns = 0
@@ -93,29 +96,27 @@ class Outages:
     """Collects outages of the sensors of one agent; one thread uses it."""
 
     def __init__(self, sensors: Sequence[Sensor], interval_ns: int, report: Callable[[int, str, str], Event]) -> None:
-        """Take the sensors, the time between two ticks, and what makes an event of its time, kind and message."""
+        """Take the sensors, the time between two ticks, ns, and what makes an event of its time, kind and message."""
         self._sensors, self._interval_ns, self._report = sensors, interval_ns, report
         self.lost_ns: dict[SensorChannel, int] = {}
         """Channels that are lost, and since when, UTC ns."""
         self._reported_ns: dict[tuple[SensorChannel, str], int] = {}
-        self._unseen = Missed()
+        self.unseen = Missed()
+        """Ticks that passed without a sample."""
         self._slow = [Missed() for _ in sensors]
         self._slowest_ns = [0] * len(sensors)
         self._wraps = wraps(sensors)
         self._wrapping = wrapping(sensors, interval_ns)
 
-    def pass_unseen(self, first_ns: int, count: int) -> None:
-        """Note that so many ticks from `first_ns` on, UTC ns, passed without a sample."""
-        self._unseen.add(first_ns, count, self._interval_ns)
-
-    def miss(self, absent: Iterable[int], tick_ns: int) -> None:
-        """Note the sensors that did not answer in time at a tick that others were sampled at."""
-        for index in absent:
-            self._slow[index].add(tick_ns, 1, self._interval_ns)
-
-    def answered_late(self, index: int, late_ns: int) -> None:
-        """Note that a sensor's answer for an earlier tick took `late_ns`."""
-        self._slowest_ns[index] = max(self._slowest_ns[index], late_ns)
+    def note(self, record: Sampled) -> None:
+        """Note the sensors that did not answer in time at a tick, and how long late answers took."""
+        answered = {index for index, _ in record.samples}
+        if record.late:
+            for index in answered:
+                self._slowest_ns[index] = max(self._slowest_ns[index], record.end_ns - record.start_ns)
+        elif not record.whole:
+            for index in set(range(len(self._sensors))) - answered:
+                self._slow[index].add(record.tick_ns, 1, self._interval_ns)
 
     def watch(self, point: SensorPoint, *, is_new: bool) -> Iterator[Event]:
         """Yield the events of a channel that is lost, comes back, or whose series starts again."""
@@ -136,16 +137,15 @@ class Outages:
     def missed(self, *, last: bool) -> Iterator[Event]:
         """Yield the events of missed ticks, each with the time of the first; `last` leaves nothing for later."""
         now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
-        if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
-            message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
+        if (unseen := self.unseen.portion(now_ns, last=last)) is not None:
             longest_s = unseen.longest * interval_ns / NS
+            cost = "counters carry the energy over them"
             wrapped = [f"{' '.join(part)} (in {s:.1f} s)" for part, s in self._wraps.items() if longest_s >= s]
             if wrapped:
-                message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
-                message += ", ".join(wrapped)
-            else:
-                message += "; counters carry the energy over them"
-            yield self._report(unseen.first_ns, "ticks-missed", message)
+                cost = f"a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
+                cost += ", ".join(wrapped)
+            passed = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
+            yield self._report(unseen.first_ns, "ticks-missed", f"{passed}; {cost}")
         for index, slow in enumerate(self._slow):
             if (portion := slow.portion(now_ns, last=last)) is not None:
                 took_ns, self._slowest_ns[index] = self._slowest_ns[index], 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from energymon.sensors.base import Raw
@@ -22,8 +21,8 @@ class Sampled(NamedTuple):
     whole: bool
     """Whether every sensor answered in time."""
     late: bool
-    """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
-    ticks, of which `tick_ns` is then the begin."""
+    """Whether this is no tick of its own: an answer that came after its tick was handed over, or a reading between
+    ticks, which began at `tick_ns`."""
     start_ns: int
     """When the first of these samples started, ns of the monotonic clock."""
     end_ns: int
@@ -32,8 +31,7 @@ class Sampled(NamedTuple):
     """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(NamedTuple):
     """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
 
     first_ns: int
@@ -41,12 +39,11 @@ class Gap:
     interval_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClockStep:
+class ClockStep(NamedTuple):
     """The wall clock was set."""
 
     t_ns: int
-    """When it was noticed, ns of the clock of the ticks, which nobody sets."""
+    """When it was noticed, ns of the clock of the ticks."""
     step_ns: int
     wall_ns: int
     """How far the wall clock is ahead of the clock of the ticks since, ns."""
@@ -57,8 +54,8 @@ class ClockStep:
 Record = Sampled | Gap | ClockStep
 
 
-def sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:
-    """Return a tick that compiled code took; `sensors` are the places of the sensors whose answers it has, in order."""
+def sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, wall_ns: int, *, whole: bool) -> Sampled:
+    """Return a tick that compiled code took, by the places of its sensors, in order, and the offsets of its clock."""
     samples = list(zip(sensors, taken.raw, strict=False))
     start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
-    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns, ahead_ns)
+    return Sampled(taken.tick_ns, offset_ns + wall_ns, samples, whole, False, start_ns, end_ns, -wall_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
@@ -24,22 +24,20 @@ class OpenTick:
     """A tick that slow sensors are to bring their samples for."""
 
     due: Sampled
-    """The tick without samples."""
+    """The tick without samples, `whole` where no sensor was busy when it began."""
     awaited: int
     """How many threads are still to come."""
-    skipped: bool
-    """Whether a sensor was busy and is not among them."""
     samples: list[tuple[int, Raw]] = field(default_factory=list)
     start_ns: int = 2**63
     end_ns: int = 0
 
 
 @dataclass(slots=True)
-class _SlowSensor:
+class SlowSensor:
     """A slow sensor's own thread, released at every tick that finds it idle."""
 
     index: int
-    busy: bool = False
+    busy: bool
     gate: SimpleQueue[OpenTick | None] = field(default_factory=SimpleQueue)
     took_ns: int = 0
 
@@ -51,18 +49,13 @@ class SlowSensors:
         self,
         sensors: Sequence[Sensor],
         deliver: Callable[[Sampled], None],
-        deliver_late: Callable[[Sampled], None],
+        deliver_late: Callable[[Iterable[Sampled]], None],
         spawn: Callable[..., object],
     ) -> None:
-        """Take all sensors.
-
-        `deliver` is called with each tick, `deliver_late` with an answer that came after its tick, and `spawn` starts a
-        thread.
-        """
+        """Take all sensors, what takes each tick and the answers that come after theirs, and what starts a thread."""
         self._sensors, self._deliver, self._deliver_late, self._spawn = sensors, deliver, deliver_late, spawn
-        # Guards what follows; held for a few statements only.
         self._lock = threading.Lock()
-        self._slow: list[_SlowSensor] = []
+        self._slow: list[SlowSensor] = []
         self._open: OpenTick | None = None
 
     def __len__(self) -> int:
@@ -70,28 +63,26 @@ class SlowSensors:
 
     def add(self, index: int) -> None:
         """Give a sensor a thread of its own, by its place among all sensors."""
-        slow = _SlowSensor(index)
+        self._spawn(self._sample, self.adopt(index, busy=False))
+
+    def adopt(self, index: int, *, busy: bool = True) -> SlowSensor:
+        """Take a sensor; a thread that hangs in it calls `serve` when it comes back."""
+        slow = SlowSensor(index, busy)
         with self._lock:
             self._slow.append(slow)
-        self._spawn(self._sample, slow)
+        return slow
 
-    def adopt(self, index: int) -> None:
-        """Take a sensor whose thread hangs in it; that thread calls `serve` when it comes back."""
-        with self._lock:
-            self._slow.append(_SlowSensor(index, busy=True))
-
-    def serve(self, index: int) -> None:
+    def serve(self, slow: SlowSensor) -> None:
         """Sample a sensor that was adopted, on this thread, from now on."""
-        slow = next(slow for slow in self._slow if slow.index == index)
         with self._lock:
             slow.busy = False
         self._sample(slow)
 
     def release(self, due: Sampled, between: int | None) -> OpenTick | None:
-        """Open a tick, closing the one before it if a sensor is still missing, and release the threads that are idle.
+        """Open a tick, close the one before it if a sensor is still missing, and release the threads that are idle.
 
-        `between` is how long after this, ns, the next tick is, where this is none itself: nothing is closed then, and
-        a thread that would not be back by then is not released. Returns None when there is none to wait for.
+        `between` is how long after this, ns, the next tick is, where this is a reading between ticks: nothing is closed
+        then, and a thread that would not be back by then is not released. Returns None when there is none to wait for.
         """
         if between is None:
             self.hand_over()
@@ -103,12 +94,12 @@ class SlowSensors:
                     return None
             for slow in ready:
                 slow.busy = True
-            opened = self._open = OpenTick(due, 1 + len(ready), len(ready) < len(self._slow))
+            opened = self._open = OpenTick(due._replace(whole=len(ready) == len(self._slow)), 1 + len(ready))
         for slow in ready:
             slow.gate.put(opened)
         return opened
 
-    def meet(self, opened: OpenTick, brought: Sampled, slow: _SlowSensor | None = None) -> None:
+    def meet(self, opened: OpenTick, brought: Sampled, slow: SlowSensor | None = None) -> None:
         """Add samples to their tick; the last thread hands it over."""
         with self._lock:
             if slow is not None:
@@ -120,26 +111,26 @@ class SlowSensors:
                     opened.samples += brought.samples
                     opened.start_ns = min(opened.start_ns, brought.start_ns)
                     opened.end_ns = max(opened.end_ns, brought.end_ns)
-            last = in_time and not opened.awaited
-        if last:
+            is_last = in_time and not opened.awaited
+        if is_last:
             self.hand_over()
         elif not in_time:
-            self._deliver_late(brought._replace(whole=False, late=True))
+            self._deliver_late((brought._replace(whole=False, late=True),))
 
     def hand_over(self) -> None:
         """Deliver what the open tick has brought, once."""
         with self._lock:
             opened, self._open = self._open, None
         if opened is not None:
-            due = opened.due._replace(start_ns=opened.start_ns, end_ns=opened.end_ns)
-            self._deliver(due._replace(samples=opened.samples, whole=not opened.awaited and not opened.skipped))
+            due = opened.due._replace(samples=opened.samples, start_ns=opened.start_ns, end_ns=opened.end_ns)
+            self._deliver(due._replace(whole=due.whole and not opened.awaited))
 
     def end(self) -> None:
         """Let the threads end, each when its sensor has answered."""
         for slow in self._slow:
             slow.gate.put(None)
 
-    def _sample(self, slow: _SlowSensor) -> None:
+    def _sample(self, slow: SlowSensor) -> None:
         raise_priority(NICE)
         sensor = self._sensors[slow.index]
         while (opened := slow.gate.get()) is not None:

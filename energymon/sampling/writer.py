@@ -16,16 +16,15 @@ from energymon.errors import StoreError
 from energymon.reading import START, ClockOffset, CounterStart, Event, News, Ticks
 from energymon.sampling.outages import Jitter, Outages
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled
-from energymon.sensors.base import RawCounter, Sensor, SensorChannel, SensorPoint
+from energymon.sensors.base import Sensor, SensorChannel
 from energymon.store import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
     from energymon.sampling.monitor import Monitor
 
-
 _COMMIT_NS: Final = 2 * NS
-"""Readings wait in memory for this long at most, unless somebody asks for them: what a kill of the agent itself can
-cost. Waking up and committing for every tick would double the agent's CPU time."""
+"""Readings wait in memory for this long at most, unless somebody asks for them; a kill of the agent loses them. A
+commit at every tick would double the agent's CPU time."""
 _HASTY_NS: Final = NS // 10
 """Time between two commits of readings at the edges of windows."""
 _PULL_S: Final = 2.1
@@ -35,7 +34,6 @@ _BACKLOG: Final = 20_000
 """Readings kept in memory while the store refuses them, before every second tick is given up."""
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
-
 _FORGET_ROWS: Final = 5_000
 """Old readings that are deleted before a commit, at least."""
 
@@ -55,13 +53,10 @@ class _TickContent:
 
 
 class StoreWriter:
-    """Takes records on any thread, decodes and commits them on its own.
+    """Takes records on any thread, and decodes and commits them on its own.
 
-    It asks the source that it follows for ticks that have not come by themselves.
-
-    While the store refuses, for example on a full disk, readings are kept and committed later; beyond a bound every
-    second tick is given up, which costs resolution and no energy. A store that has reached `limit_bytes` takes a
-    tick every ten seconds.
+    While the store refuses, for example on a full disk, readings are kept and committed later. Beyond a bound every
+    second tick is given up, which costs resolution and no energy.
     """
 
     def __init__(
@@ -88,28 +83,22 @@ class StoreWriter:
             on_stored: Called after each commit with the number of readings.
             on_failure: Called with the exception that ends the thread.
             on_event: Called with each event that is stored.
-            limit_bytes: Size of the store above which most ticks are given up, bytes; default none.
+            limit_bytes: Size of the store from which on it takes a tick every ten seconds, bytes; default none.
             keep_ns: Age at which readings are deleted, ns; default never.
             clock: The clock of the ticks; default a new one.
         """
-        self._store = store
-        self._node = node
-        self._sensors = sensors
-        self._interval_ns = interval_ns
-        self._on_stored = on_stored
-        self._on_failure = on_failure
-        self._on_event = on_event
+        self._store, self._node, self._sensors, self._interval_ns = store, node, sensors, interval_ns
+        self._on_stored, self._on_failure, self._on_event = on_stored, on_failure, on_event
+        self._limit_bytes, self._keep_ns = limit_bytes, keep_ns
         self._source: Monitor | None = None
         self._problem = False
-        self._limit_bytes = limit_bytes
-        self._keep_ns = keep_ns
+        """Whether a sensor's answer made no sense."""
         # A sender notes in the store that it is there as soon as it starts.
         self._forget_due_ns = time.monotonic_ns() + _FULL_NS
         self._clock = clock or Clock()
-        self._now_ns = self._clock.now_ns
         self._queue: deque[Iterable[Record | News]] = deque()
-        # Released to wake the writer: some time after the last by the thread that brings a tick, so that the writer's
-        # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
+        # Released to wake the writer, by the thread that brings a tick: the writer's work is then done before the next
+        # tick. Anything but a bare lock doubles what waking costs.
         self._wake = threading.Lock()
         self._wake.acquire()
         self._due_ns = 0
@@ -128,7 +117,7 @@ class StoreWriter:
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def put(self, record: Record | News) -> None:
-        """Queue a record; the first is committed at once."""
+        """Queue a record, as `put_all` does."""
         self.put_all((record,))
 
     def put_all(self, records: Iterable[Record | News]) -> None:
@@ -142,7 +131,7 @@ class StoreWriter:
             self._awaken()
 
     def follow(self, source: Monitor) -> None:
-        """Ask `source` for what it has, too."""
+        """Ask a monitor for the ticks that compiled code has taken, too."""
         self._source = source
 
     def flush(self) -> None:
@@ -151,7 +140,7 @@ class StoreWriter:
         self._awaken()
 
     def hasten(self) -> None:
-        """Have all readings committed within a tenth of a second: no tick replaces one at the edge of a window."""
+        """Have all readings committed within a tenth of a second."""
         if not self._hastened:
             self._hastened = True
             self._awaken()
@@ -161,7 +150,7 @@ class StoreWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """Commit all that is queued and end the thread; raises StoreError when the store refuses to the last."""
+        """Commit all that is queued and end the thread; raises StoreError when the store still refuses."""
         self._stopping = True
         self.flush()
         self._thread.join()
@@ -184,17 +173,18 @@ class StoreWriter:
                     self._wake.acquire(timeout=max(0, left_ns) / NS)
                     self._hastened = False
                 stopping = self._stopping
-                source = self._source
-                if source is not None:
-                    source.drain()
-                    source.unstick()
+                if self._source is not None:
+                    self._source.drain()
+                    self._source.unstick()
                 while self._queue:
                     self._backlog += map(self._batch, self._queue.popleft())
-                if source is not None and self._problem:
-                    source.attend()
+                if self._source is not None and self._problem:
+                    self._source.attend()
                 self._problem = False
                 self._backlog += [_TickContent(news=[event]) for event in self._outages.missed(last=stopping)]
                 self._commit(last=stopping)
+                if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) > _BACKLOG:
+                    self._backlog = [b for i, b in enumerate(self._backlog) if i % 2 == 0 or not b.may_be_given_up]
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
@@ -202,8 +192,11 @@ class StoreWriter:
         match record:
             case Sampled():
                 return self._tick(record)
-            case Gap():
-                return self._gap(record)
+            case Gap(first_ns, last_ns, interval_ns):
+                count = (last_ns - first_ns) // interval_ns + 1
+                self.jitter.miss(count)
+                self._outages.unseen.add(first_ns, count, interval_ns)
+                return _TickContent(ticks=[Ticks(first_ns, self._node, True, count, interval_ns)])
             case ClockStep():
                 message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
                 wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
@@ -231,79 +224,54 @@ class StoreWriter:
                 if series is None:
                     series = known[channel] = (self._node, channel.device, channel.domain, channel.source)
                 if counter is not None:
-                    batch.news.append(self._counter(tick_ns, point, joules, counter))
+                    since_boot_ns = t_ns - self._clock.boot_offset_ns
+                    fields = self._node, *channel, tick_ns, t_ns, since_boot_ns, boot_id(), joules, *counter
+                    batch.news.append(CounterStart._make(fields))
                 rows.append((tick_ns, series, t_ns, joules, flags, early_ns, late_ns))
-            if record.late:
-                self._outages.answered_late(index, record.end_ns - record.start_ns)
+        self._outages.note(record)
         if not record.late:
-            if not record.whole:
-                self._outages.miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, tick_ns)
             if record.samples:
                 late_ns = record.start_ns + record.offset_ns + ahead_ns - tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
             batch.ticks.append(Ticks(tick_ns, self._node, not whole, 1, self._interval_ns))
         return batch
 
-    def _counter(self, tick_ns: int, point: SensorPoint, joules: float, shown: RawCounter) -> CounterStart:
-        return CounterStart(
-            self._node,
-            *point.channel,
-            tick_ns,
-            point.t_ns,
-            point.t_ns - self._clock.boot_offset_ns,
-            boot_id(),
-            joules,
-            shown.raw,
-            shown.unit_j,
-            shown.wrap,
-            shown.max_w,
-            shown.counter,
-        )
-
-    def _gap(self, gap: Gap) -> _TickContent:
-        count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
-        self.jitter.miss(count)
-        self._outages.pass_unseen(gap.first_ns, count)
-        return _TickContent(ticks=[Ticks(gap.first_ns, self._node, True, count, gap.interval_ns)])
-
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
         self._on_event(event)
         return event
 
+    def _report(self, kind: str, message: str) -> None:
+        """Have an event of now stored."""
+        self._backlog.append(_TickContent(news=[self._event(self._clock.now_ns(), kind, message)]))
+
     def _commit(self, *, last: bool) -> None:
         if not self._backlog or (self._refused is not None and not last and time.monotonic() < self._retry_s):
-            self._bound_backlog()
             return
-        back: Event | None = None
+        back: list[Event] = []
         if self._refused is not None:
-            # Reported in the very transaction that makes it true.
-            back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            self._backlog.append(_TickContent(news=[back]))
+            # Stored in the very transaction that makes it true.
+            message = f"{self._store.path}: written again"
+            back = [Event(self._clock.now_ns(), self._node, "store-back", message)]
         try:
             if (before := self._store.follow()) is not None:
-                message = f"{before}: was moved to {self._store.path}, and readings go there"
-                self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-moved", message)]))
+                self._report("store-moved", f"{before}: was moved to {self._store.path}, and readings go there")
             self._heed_limit()
             self._forget()
             self._store.append_rows(
                 [row for batch in self._backlog for row in batch.rows],
                 [tick for batch in self._backlog for tick in batch.ticks],
-                [item for batch in self._backlog for item in batch.news],
+                [*(item for batch in self._backlog for item in batch.news), *back],
             )
         except StoreError as error:
             self._retry_s = time.monotonic() + _RETRY_S
-            if back is not None:
-                self._backlog.pop()
             if self._refused is None:
                 self._refused = error
-                message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_TickContent(news=[self._event(self._now_ns(), "store-failed", message)]))
-            self._bound_backlog()
+                self._report("store-failed", f"{error}; readings are kept in memory meanwhile")
             return
-        if back is not None:
-            self._refused = None
-            self._on_event(back)
+        self._refused = None
+        for event in back:
+            self._on_event(event)
         self._committed_ns = time.monotonic_ns()
         stored = sum(len(batch.rows) for batch in self._backlog)
         self._backlog.clear()
@@ -318,32 +286,24 @@ class StoreWriter:
             self._size_due_ns = now_ns + _FULL_NS
             used, was_full = self._store.used_bytes(), self._full
             self._full = used >= self._limit_bytes
-            if self._full != was_full:
-                megabytes = self._limit_bytes / 1e6
-                kind, message = (
-                    ("spool-full", f"unsent readings fill their {megabytes:.0f} MB; a tick every ten seconds is kept")
-                    if self._full
-                    else ("spool-room", "there is room again; every tick is kept")
-                )
-                event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
-                self._backlog.append(_TickContent(news=[event]))
+            if self._full and not was_full:
+                limit = f"{self._limit_bytes / 1e6:.0f} MB"
+                message = f"unsent readings fill their {limit}; a tick every ten seconds is kept"
+                self._report("spool-full", f"{self._store.path}: {message}")
+            elif was_full and not self._full:
+                self._report("spool-room", f"{self._store.path}: there is room again; every tick is kept")
         if self._full:
-            keep = now_ns - self._kept_ns >= _FULL_NS
-            whole = [batch for batch in self._backlog if not batch.may_be_given_up]
-            if keep:
+            keeps_first = now_ns - self._kept_ns >= _FULL_NS
+            if keeps_first:
                 self._kept_ns = now_ns
-                whole = [*self._backlog[:1], *(batch for batch in whole if batch is not self._backlog[0])]
-            self._backlog[:] = whole
+            self._backlog = [
+                batch for i, batch in enumerate(self._backlog) if not batch.may_be_given_up or (keeps_first and i == 0)
+            ]
 
     def _forget(self) -> None:
         """Delete some of the readings that are too old, more than come in, while there are any."""
         if self._keep_ns is None or time.monotonic_ns() < self._forget_due_ns:
             return
         most_rows = max(_FORGET_ROWS, 2 * sum(len(batch.rows) for batch in self._backlog))
-        if not self._store.forget(self._now_ns() - self._keep_ns, most_rows):
+        if not self._store.forget(self._clock.now_ns() - self._keep_ns, most_rows):
             self._forget_due_ns = time.monotonic_ns() + _FULL_NS
-
-    def _bound_backlog(self) -> None:
-        if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
-            return
-        self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]

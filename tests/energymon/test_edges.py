@@ -39,14 +39,8 @@ def served(store):
 @pytest.fixture
 def counting(tmp_path):
     """A tree of two sockets that counts in a process of its own, every 20 ms."""
-    argv = [
-        sys.executable,
-        REPO / "tests/energymon/trees.py",
-        "--root",
-        tmp_path / "sys",
-        "--tree",
-        "intel-two-sockets",
-    ]
+    tree = REPO / "tests/energymon/trees.py"
+    argv = [sys.executable, tree, "--root", tmp_path / "sys", "--tree", "intel-two-sockets"]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     yield tmp_path / "sys"
@@ -132,12 +126,15 @@ def test_a_window_has_readings_at_its_edges_and_a_bound_of_an_update_or_two(coun
     assert not any(t.first_ns % 500_000_000 for t in ticks)
 
 
+def sampling(tree):
+    return energymon.Agent(interval_ms=20, options=["--sysfs", str(tree.root), "--nvml", str(tree.root / "none.so")])
+
+
 @pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
     monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
-    options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
-    with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
+    with rapl.running(), sampling(rapl) as agent:
         for _ in range(3):
             with energymon.Window(agent=agent) as window:
                 time.sleep(0.05)
@@ -149,8 +146,7 @@ def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_e
 @pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_counter_that_stood_still_at_the_end_counts_again(rapl, monkeypatch):
     monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
-    options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
-    with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
+    with rapl.running(), sampling(rapl) as agent:
         with monkeypatch.context() as still:
             with energymon.Window(agent=agent) as window:
                 time.sleep(0.05)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -190,6 +190,17 @@ def test_the_writer_deletes_what_is_older_than_it_is_to_keep(tmp_path, monkeypat
         assert [event.kind for event in store.events()] == ["clock-step"]
 
 
+@contextmanager
+def serving(option, families):
+    """Answer on a port as `--prometheus` does."""
+    server = serve(option, families)
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def scraped(port):
     parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
@@ -221,14 +232,10 @@ def test_prometheus_reads_joules_watts_and_missed_ticks_and_no_estimate_among_th
         jitter.miss(2)
         meter = {"period_s": 2.0, "channels": [{"device": "plug"}]}
         session = store.begin_session(node, 0, S // 10, {"sensors": [meter]})
-        server = serve("0", lambda: metrics(store, session, 10 * S, jitter))
-        try:
+        with serving("0", lambda: metrics(store, session, 10 * S, jitter)) as server:
             kinds, values = scraped(server.server_port)
             with pytest.raises(OptionError, match="in use"):
                 serve(str(server.server_port), list)
-        finally:
-            server.shutdown()
-            server.server_close()
     assert (
         kinds["energymon_joules"] == kinds["energymon_estimated_joules"] == kinds["energymon_ticks_missed"] == "counter"
     )
@@ -254,16 +261,12 @@ def test_prometheus_reads_joules_watts_and_missed_ticks_and_no_estimate_among_th
 def test_a_client_that_drips_its_request_is_cut_off(monkeypatch):
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
     monkeypatch.setattr("energymon.agent.prometheus._REQUEST_S", 0.5)
-    server = serve("0", list)
-    try:
+    with serving("0", list) as server:
         client = socket.create_connection(("127.0.0.1", server.server_port), 30)
         with closing(client), pytest.raises(OSError, match=r"Broken pipe|reset"):
             for _ in range(600):
                 client.send(b"G")
                 time.sleep(0.1)
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize("option", ["", "x", "1.2.3.4", "70000", "::1"])
@@ -275,11 +278,7 @@ def test_an_endpoint_that_names_no_port_is_refused(option):
 
 def test_an_endpoint_listens_on_loopback_alone_unless_told():
     pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
-    server = serve("0", list)
-    try:
+    with serving("0", list) as server:
         assert server.server_address[0] == "127.0.0.1"
         with closing(socket.socket()) as other, pytest.raises(OSError, match="refused"):
             other.connect(("127.0.0.2", server.server_port))
-    finally:
-        server.shutdown()
-        server.server_close()

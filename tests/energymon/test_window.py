@@ -288,10 +288,10 @@ def test_an_agent_is_started_once_at_a_time_and_nothing_of_it_stays(estimating, 
             agent.start()
         assert runs(pid)
     with agent:
-        assert agent.alive
+        assert agent.pid
     agent.stop()
     assert not runs(pid)
-    assert not agent.alive
+    assert not agent.pid
     assert list(temporary_folder.iterdir()) == []
 
 
