@@ -243,7 +243,7 @@ def _add_command(
     prints: bool = True,
     reads: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add the command of the function `_NAME`, which `does` what `more` continues, with the options of `parents`."""
+    """Add the command that the function `run` is named after; its own page begins with `does` and `more`."""
     command = commands.add_parser(
         run.__name__[1:], parents=parents, help=does, description=f"{does[0].upper()}{does[1:]}{more}" if more else None
     )

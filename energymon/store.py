@@ -65,7 +65,10 @@ class SqliteStore(Closing):
 
     @classmethod
     def create(cls, path: Path, group: int | None = None) -> SqliteStore:
-        """Open for writing, made if there is none, with a group for that and its owner alone; raises StoreError."""
+        """Open for writing, and make a missing file; with a group only its members and the owner may read it.
+
+        Raises StoreError when another agent writes it, when it is not a store, or when it cannot be made.
+        """
         return cls(path, *open_for_writing(path, group))
 
     @classmethod

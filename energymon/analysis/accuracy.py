@@ -121,7 +121,8 @@ class Accuracy:
     def resonance(self, period_s: float, span_s: float) -> str:
         """Return how a part-time sensor may see a load that repeats at one phase for all of a window; "" where not.
 
-        It may where multiples of the load's rate, one in `period_s`, and of its own beat slower than the window.
+        It may where a multiple of the load's rate and one of the sensor's, up to the third, beat slower than the
+        window, `span_s` s long. The load repeats after `period_s` s.
         """
         multiples = product(range(1, _MULTIPLES + 1), repeat=2)
         if not self.update_s or all(abs(k / period_s - m / self.update_s) * span_s >= 1 for k, m in multiples):
@@ -218,7 +219,7 @@ def with_accuracy(
 def calibration_of(
     calibrations: Mapping[str, SensorCalibration], described: Mapping[str, Any], channel: Mapping[str, Any]
 ) -> SensorCalibration | None:
-    """Return the calibration of a sensor's channel, as described, if a board has that driver still; or None."""
+    """Return the calibration of a sensor's channel; None without one, and for a board that has another driver now."""
     key = key_of(channel.get("uuid", ""), channel["device"], channel["domain"], channel["source"])
     found = calibrations.get(key)
     other_driver = found is not None and found.uuid and found.driver != described.get("driver")

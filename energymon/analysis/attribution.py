@@ -209,7 +209,7 @@ def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> 
 def divide_cpu_joules(
     energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool
 ) -> dict[str, float | None]:
-    """Divide a host's CPU joules by CPU time, which measures none; the parts and `other`, the rest, add up to them.
+    """Attribute a host's CPU joules by CPU time, no measurement; the parts and `other`, the rest, add up to them.
 
     A part whose CPU time is unknown is None and belongs to `other`. All are None where the joules are unknown, where
     the processors did nothing, and where the joules are negative: the host was not idle at its baseline.
