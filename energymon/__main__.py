@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options = _parser(argv).parse_args(argv)
     try:
+        if options.prints:
+            _require_stdout()
         status = int(options.command(options))
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -87,22 +89,16 @@ def _run(options: argparse.Namespace) -> int:
     from energymon.clock.monotonic import duration_ns
 
     given = _given(options, AgentConfig.__dataclass_fields__)
-    node = platform.node() if options.node is None else options.node
     try:
-        given |= {"node": node, "sensors": _sensors(options), "influxdb": _influxdb(options)}
+        given["node"] = platform.node() if options.node is None else options.node
+        given |= {"sensors": _sensors(options), "influxdb": _server(options) or None}
+        if given["influxdb"] and options.INFLUXDB_V2_URL is None:
+            raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
         given["keep_ns"] = None if options.keep is None else duration_ns("--keep", options.keep)
         return run(AgentConfig(**given))
     except EnergyError as error:
         print_failure(error)
         raise
-
-
-def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
-    """Return the sender's environment, flags before variables that are set; None when no server is named."""
-    given = _server(options)
-    if given and "INFLUXDB_V2_URL" not in given:
-        raise OptionError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
-    return given or None
 
 
 def _server(options: argparse.Namespace) -> dict[str, str]:
@@ -121,7 +117,6 @@ def _doctor(options: argparse.Namespace) -> int:
     from energymon.agent.main import AgentConfig
     from energymon.cli.doctor import doctor
 
-    _require_stdout()
     # The agent's own check of the interval: what the doctor watches is what `run` would do.
     config = AgentConfig(Path(os.devnull), "doctor", options.interval_ms, sensors=_sensors(options))
     return doctor(config.sensors, config.interval_ns, options.seconds)
@@ -130,7 +125,6 @@ def _doctor(options: argparse.Namespace) -> int:
 def _calibrate(options: argparse.Namespace) -> int:
     from energymon.cli.calibrate import run_calibrate
 
-    _require_stdout()
     if options.wall:
         raise OptionError("--wall: a meter that is asked once a second shows no edge of a load; expected none here")
     return run_calibrate(_sensors(options), options.device, options.raw, as_json=options.json)
@@ -139,19 +133,16 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _query(options: argparse.Namespace) -> int:
     from energymon.cli.query import run_query
 
-    _require_stdout()
     return run_query(options)
 
 
 def _sessions(options: argparse.Namespace) -> int:
     from energymon.cli.sessions import run_sessions
 
-    _require_stdout()
     return run_sessions(options.store, as_json=options.json)
 
 
 def _unit(options: argparse.Namespace) -> int:
-    _require_stdout()
     text = Path(__file__).with_name("agent").joinpath("energymon.service").read_text()
     print(text.replace("@PYTHON@", sys.executable).replace("@GROUP@", options.group), end="")
     return 0
@@ -176,9 +167,7 @@ def _clock(options: argparse.Namespace) -> int:
 
     from energymon.clock.sync import Responder, split_address
 
-    _require_stdout()
-    address = split_address(options.listen)
-    if address is None:
+    if (address := split_address(options.listen)) is None:
         raise OptionError(
             f"--listen {options.listen!r}: expected ADDRESS or ADDRESS:PORT, the port 0 to 65535 and an IPv6 address "
             "in brackets, [::1]:9000"
@@ -200,12 +189,11 @@ def _dashboard(options: argparse.Namespace) -> int:
     from energymon.influx.dashboard import apply_dashboard, template
     from energymon.influx.settings import InfluxSettings
 
-    _require_stdout()
     environment = {**os.environ, **_server(options)}
     if options.print:
         print(json.dumps(template(environment.get("INFLUXDB_V2_BUCKET") or "energy"), indent=2))
-        return 0
-    print(json.dumps(apply_dashboard(InfluxSettings.from_environment(environment))))
+    else:
+        print(json.dumps(apply_dashboard(InfluxSettings.from_environment(environment))))
     return 0
 
 
@@ -246,115 +234,89 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_command(
+    commands: _Commands,
+    run: Callable[[argparse.Namespace], int],
+    does: str,
+    more: str = "",
+    *parents: argparse.ArgumentParser,
+    prints: bool = True,
+    reads: bool = False,
+) -> argparse.ArgumentParser:
+    """Add the command that the function `run` is named after; its own page begins with `does` and `more`."""
+    command = commands.add_parser(
+        run.__name__[1:], parents=parents, help=does, description=f"{does[0].upper()}{does[1:]}{more}" if more else None
+    )
+    command.set_defaults(command=run, prints=prints)
+    if reads:
+        command.add_argument("--store", type=Path, required=True, metavar="FILE", help="the file that `run` writes")
+    return command
+
+
 def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
-    """Return the options that `run` and `doctor` share, and `exec`, which does not sample."""
+    """Return the options that `run`, `doctor` and `calibrate` share, and `exec`, which does not sample."""
     sensing = argparse.ArgumentParser(add_help=False)
+    add = sensing.add_argument
     if samples:
-        sensing.add_argument("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
+        add("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
     boards = ALL if samples else VISIBLE
-    sensing.add_argument(
-        "--boards",
-        default=boards,
-        metavar="WHICH",
-        help="GPU boards: all, visible, which CUDA_VISIBLE_DEVICES names, or indices of NVML and UUIDs, joined by "
-        f"commas ({boards})",
-    )
-    sensing.add_argument("--sensors", default="auto", help=f"auto, or which must be there: {','.join(SENSORS)}")
-    sensing.add_argument(
-        "--estimate",
-        choices=("off", "missing"),
-        default="off",
-        help="estimate CPU energy, labelled so, where no sensor measures it (off)",
-    )
-    sensing.add_argument(
-        "--cpu-tdp-w", type=float, help=f"TDP of all sockets, for the estimate ({TDP_W_PER_CPU} a logical CPU)"
-    )
-    sensing.add_argument(
-        "--cpu-idle-fraction", type=float, default=IDLE_FRACTION, help=f"idle power over TDP ({IDLE_FRACTION})"
-    )
-    sensing.add_argument("--sysfs", type=Path, default=Path("/sys"), metavar="ROOT", help="root of sysfs (/sys)")
-    sensing.add_argument("--nvml", type=Path, metavar="LIBRARY", help="NVML's library (the driver's libnvidia-ml.so.1)")
-    sensing.add_argument(
-        "--delay-ms",
-        type=_delay,
-        action="append",
-        default=[],
-        metavar="SOURCE=MS",
-        help="how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)",
-    )
-    if not samples:
-        return sensing
-    sensing.add_argument(
-        "--wall",
-        action="append",
-        default=[],
-        metavar="METER",
-        help="also measure the whole machine: hwmon, hwmon:NAME, ipmi, redfish:URL, tasmota:URL or shelly:URL; again "
-        "for another supply's plug (none)",
-    )
-    sensing.add_argument(
-        "--wall-auth", type=Path, metavar="FILE", help="file with USER:PASSWORD for Redfish (ENERGYMON_WALL_AUTH)"
-    )
-    sensing.add_argument("--wall-ca", type=Path, metavar="FILE", help="certificates to trust for https (the system's)")
+    which = "all, visible, which CUDA_VISIBLE_DEVICES names, or indices of NVML and UUIDs, joined by commas"
+    add("--boards", default=boards, metavar="WHICH", help=f"GPU boards: {which} ({boards})")
+    add("--sensors", default="auto", help=f"auto, or which must be there: {','.join(SENSORS)}")
+    estimates = "estimate CPU energy, labelled so, where no sensor measures it (off)"
+    add("--estimate", choices=("off", "missing"), default="off", help=estimates)
+    add("--cpu-tdp-w", type=float, help=f"TDP of all sockets, for the estimate ({TDP_W_PER_CPU} a logical CPU)")
+    add("--cpu-idle-fraction", type=float, default=IDLE_FRACTION, help=f"idle power over TDP ({IDLE_FRACTION})")
+    add("--sysfs", type=Path, default=Path("/sys"), metavar="ROOT", help="root of sysfs (/sys)")
+    add("--nvml", type=Path, metavar="LIBRARY", help="NVML's library (the driver's libnvidia-ml.so.1)")
+    delays = "how much older than its update a counter's value may be, such as nvml-counter=50; widens bounds (0)"
+    add("--delay-ms", type=_delay, action="append", default=[], metavar="SOURCE=MS", help=delays)
+    if samples:
+        meters = "hwmon, hwmon:NAME, ipmi, redfish:URL, tasmota:URL or shelly:URL"
+        wall = f"also measure the whole machine: {meters}; again for another supply's plug (none)"
+        add("--wall", action="append", default=[], metavar="METER", help=wall)
+        add("--wall-auth", type=Path, metavar="FILE", help="file with USER:PASSWORD for Redfish (ENERGYMON_WALL_AUTH)")
+        add("--wall-ca", type=Path, metavar="FILE", help="certificates to trust for https (the system's)")
     return sensing
 
 
 def _add_exec(commands: _Commands) -> None:
     does = "run a command and print what this host used meanwhile"
-    command = commands.add_parser(
-        "exec",
-        parents=[_sensing(samples=False)],
-        usage="%(prog)s [options] -- COMMAND [ARGUMENT ...]",
-        help=does,
-        description=f"{does[0].upper()}{does[1:]}, on stderr: joules, their error and accuracy, seconds. The exit "
-        "status is the command's, 127 where it is missing, and 128 and the signal's number where a signal ended it.",
+    more = (
+        ", on stderr: joules, their error and accuracy, seconds. The exit status is the command's, 127 where it is "
+        "missing, and 128 and the signal's number where a signal ended it."
     )
-    command.add_argument(
-        "--attribute",
-        nargs="?",
-        const="",
-        metavar="CGROUP",
-        help="show the command's share of the CPU's joules by CPU time, which is no measurement, or that of a control "
-        "group's folder",
-    )
+    command = _add_command(commands, _exec, does, more, _sensing(samples=False), prints=False)
+    command.usage = "%(prog)s [options] -- COMMAND [ARGUMENT ...]"
+    share = "the command's share of the CPU's joules by CPU time, which is no measurement, or that of a control group"
+    command.add_argument("--attribute", nargs="?", const="", metavar="CGROUP", help=f"show {share}'s folder")
     command.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write JSON, to stderr without a FILE")
     command.add_argument("argv", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    command.set_defaults(command=_exec)
 
 
 def _add_run(commands: _Commands) -> None:
-    run = commands.add_parser("run", parents=[_sensing()], help="sample into a store until SIGTERM or SIGINT")
-    run.add_argument("--store", type=Path, required=True, help="SQLite file, made if missing, one agent a file")
-    run.add_argument("--node", help="name of this host in the readings (the host name)")
-    run.add_argument("--until-eof", action="store_true", help="stop at the end of stdin too, commit at a line")
+    run = _add_command(commands, _run, "sample into a store until SIGTERM or SIGINT", "", _sensing(), prints=False)
+    add = run.add_argument
+    add("--store", type=Path, required=True, help="SQLite file, made if missing, one agent a file")
+    add("--node", help="name of this host in the readings (the host name)")
+    add("--until-eof", action="store_true", help="stop at the end of stdin too, commit at a line")
     # A program's temporary store goes with the program, even when that is killed.
-    run.add_argument("--remove-at-eof", type=Path, help=argparse.SUPPRESS)
-    run.add_argument(
-        "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
-    )
-    run.add_argument(
-        "--group",
-        metavar="NAME",
-        help="let the members of this group, and no other users, read the store and have windows read the sensors",
-    )
-    run.add_argument("--keep", metavar="DURATION", help="delete readings that are older, such as 30d (keep all)")
-    run.add_argument(
-        "--prometheus", metavar="[ADDRESS:]PORT", help="answer GET /metrics there, on 127.0.0.1 without an address"
-    )
-    run.add_argument("--run", metavar="NAME", help="tag of the energy tuples in InfluxDB (the session)")
-    run.add_argument(
-        "--controller", metavar="HOST:PORT", help="measure this clock against `python -m energymon clock` there"
-    )
+    add("--remove-at-eof", type=Path, help=argparse.SUPPRESS)
+    add("--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)")
+    group = "let the members of this group, and no other users, read the store and have windows read the sensors"
+    add("--group", metavar="NAME", help=group)
+    add("--keep", metavar="DURATION", help="delete readings that are older, such as 30d (keep all)")
+    add("--prometheus", metavar="[ADDRESS:]PORT", help="answer GET /metrics there, on 127.0.0.1 without an address")
+    add("--run", metavar="NAME", help="tag of the energy tuples in InfluxDB (the session)")
+    add("--controller", metavar="HOST:PORT", help="measure this clock against `python -m energymon clock` there")
     influxdb = run.add_argument_group(
         "InfluxDB",
         "Readings go to the store first and from there to the server; the token is read from INFLUXDB_V2_TOKEN or a "
         "file, and the other settings from INFLUXDB_V2_ORG, _BUCKET and so on where they are not given.",
     )
     _add_server(influxdb, "influxdb-")
-    influxdb.add_argument(
-        "--spool-limit-mb", type=float, default=1024.0, metavar="MB", help="most that the store takes on disk (1024)"
-    )
-    run.set_defaults(command=_run)
+    limit = "most that the store takes on disk (1024)"
+    influxdb.add_argument("--spool-limit-mb", type=float, default=1024.0, metavar="MB", help=limit)
 
 
 def _add_server(command: argparse._ActionsContainer, prefix: str = "") -> None:
@@ -362,141 +324,96 @@ def _add_server(command: argparse._ActionsContainer, prefix: str = "") -> None:
         command.add_argument(f"--{prefix}{name}", dest=variable, metavar=metavar, help=text)
 
 
-def _add_store(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--store", type=Path, required=True, metavar="FILE", help="the file that `run` writes")
-
-
 def _add_send(commands: _Commands) -> None:
-    send = commands.add_parser(
-        "send",
-        help="send what a store holds and InfluxDB does not have yet",
-        description="Send what a store holds and InfluxDB does not have yet; the server is in INFLUXDB_V2_*. The exit "
-        "status is 1 when something stays in the store.",
-    )
-    _add_store(send)
+    does = "send what a store holds and InfluxDB does not have yet"
+    more = "; the server is in INFLUXDB_V2_*. The exit status is 1 when something stays in the store."
+    send = _add_command(commands, _send, does, more, prints=False, reads=True)
     send.add_argument("--until-eof", action="store_true", help="go on while an agent writes, until stdin ends")
-    send.add_argument(
-        "--drain-s",
-        type=float,
-        default=10.0,
-        help="how long to go on after the end of stdin while the server answers, or without it while nothing can be "
-        "sent, s (10)",
-    )
-    send.add_argument(
-        "--spool-limit-mb", type=float, help="delete sent readings, oldest first, when the store nears this size"
-    )
-    send.set_defaults(command=_send)
+    drain = "how long to go on after the end of stdin while the server answers, or without it while nothing can be sent"
+    send.add_argument("--drain-s", type=float, default=10.0, help=f"{drain}, s (10)")
+    limit = "delete sent readings, oldest first, when the store nears this size"
+    send.add_argument("--spool-limit-mb", type=float, help=limit)
 
 
 def _add_query(commands: _Commands) -> None:
-    query = commands.add_parser("query", help="joules between two instants")
-    _add_store(query)
-    query.add_argument("--start", metavar="INSTANT", help=f"{_INSTANT}; without times, all that the store has")
-    query.add_argument("--end", metavar="INSTANT", help="the same")
-    query.add_argument("--last", metavar="DURATION", help="the last 60s, 5m, 2h or 1d that the store has")
-    query.add_argument("--node", action="append", help="a node, and another one with each repetition (all)")
-    query.add_argument("--net", action="store_true", help="subtract the recorded idle baseline too (`run --idle-s`)")
-    query.add_argument(
-        "--baseline",
-        nargs=2,
-        metavar=("START", "END"),
-        help="subtract what this span of the store drew instead; instants as above",
-    )
-    query.add_argument(
-        "--clock",
-        choices=("controller", "own"),
-        default="controller",
-        help="the clock of the instants: the controller's, or each node's own (controller)",
-    )
-    query.add_argument(
-        "--period-ms",
-        type=_above_zero,
-        metavar="MS",
-        help="say where a sensor resonates with a load that repeats so often",
-    )
-    query.add_argument("--co2-g-per-kwh", type=_above_zero, metavar="G", help="show the grams of CO2, at so many a kWh")
-    query.add_argument(
-        "--price-per-kwh", type=_above_zero, metavar="PRICE", help="show the cost, at this price of a kWh"
-    )
+    query = _add_command(commands, _query, "joules between two instants", reads=True)
+    add = query.add_argument
+    add("--start", metavar="INSTANT", help=f"{_INSTANT}; without times, all that the store has")
+    add("--end", metavar="INSTANT", help="the same")
+    add("--last", metavar="DURATION", help="the last 60s, 5m, 2h or 1d that the store has")
+    add("--node", action="append", help="a node, and another one with each repetition (all)")
+    add("--net", action="store_true", help="subtract the recorded idle baseline too (`run --idle-s`)")
+    baseline = "subtract what this span of the store drew instead; instants as above"
+    add("--baseline", nargs=2, metavar=("START", "END"), help=baseline)
+    clock = "the clock of the instants: the controller's, or each node's own (controller)"
+    add("--clock", choices=("controller", "own"), default="controller", help=clock)
+    period = "say where a sensor resonates with a load that repeats so often"
+    add("--period-ms", type=_above_zero, metavar="MS", help=period)
+    add("--co2-g-per-kwh", type=_above_zero, metavar="G", help="show the grams of CO2, at so many a kWh")
+    add("--price-per-kwh", type=_above_zero, metavar="PRICE", help="show the cost, at this price of a kWh")
     form = query.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="the same as --format json")
     form.add_argument("--format", choices=("text", "json", "csv", "parquet"), help="(the suffix of FILE, or text)")
-    query.add_argument("--out", metavar="FILE", help="file of --format csv or parquet (stdout)")
-    query.set_defaults(command=_query)
+    add("--out", metavar="FILE", help="file of --format csv or parquet (stdout)")
 
 
 def _add_sessions(commands: _Commands) -> None:
-    sessions = commands.add_parser("sessions", help="what a store has: each run of an agent, its sources and gaps")
-    _add_store(sessions)
+    does = "what a store has: each run of an agent, its sources and gaps"
+    sessions = _add_command(commands, _sessions, does, reads=True)
     sessions.add_argument("--json", action="store_true", help="print JSON")
-    sessions.set_defaults(command=_sessions)
 
 
 def _add_export(commands: _Commands) -> None:
-    export = commands.add_parser("export", help="readings or energy tuples as Parquet, CSV or line protocol")
-    _add_store(export)
-    export.add_argument("--format", choices=("parquet", "csv", "line"), help="(the suffix of FILE)")
-    export.add_argument("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
-    export.add_argument("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
-    export.add_argument("--start", metavar="INSTANT", help=f"{_INSTANT} (the first reading)")
-    export.add_argument("--end", metavar="INSTANT", help="the same (the last reading)")
-    export.add_argument("--node", help="one node (all)")
-    export.set_defaults(command=_export)
+    does = "readings or energy tuples as Parquet, CSV or line protocol"
+    export = _add_command(commands, _export, does, prints=False, reads=True)
+    add = export.add_argument
+    add("--format", choices=("parquet", "csv", "line"), help="(the suffix of FILE)")
+    add("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
+    add("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
+    add("--start", metavar="INSTANT", help=f"{_INSTANT} (the first reading)")
+    add("--end", metavar="INSTANT", help="the same (the last reading)")
+    add("--node", help="one node (all)")
 
 
 def _add_doctor(commands: _Commands) -> None:
-    does = "what this host can measure, and what is missing"
-    doctor = commands.add_parser(
-        "doctor",
-        parents=[_sensing()],
-        help=does,
-        description=f"Show {does}. The exit status is 1 where nothing is measured or a part of the host has no figure.",
-    )
+    does = "show what this host can measure, and what is missing"
+    more = ". The exit status is 1 where nothing is measured or a part of the host has no figure."
+    doctor = _add_command(commands, _doctor, does, more, _sensing())
     doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")
-    doctor.set_defaults(command=_doctor)
 
 
 def _add_calibrate(commands: _Commands) -> None:
     does = "put devices under a known load, and store what their sensors sample of it"
-    calibrate = commands.add_parser(
-        "calibrate",
-        parents=[_sensing()],
-        help=does,
-        description=f"{does[0].upper()}{does[1:]}. Takes half a minute a board, which needs torch with CUDA, and as "
-        "long for the processors; nothing else should run meanwhile. The exit status is 1 where a source could not be "
-        "calibrated.",
+    more = (
+        ". Takes half a minute a board, which needs torch with CUDA, and as long for the processors; nothing else "
+        "should run meanwhile. The exit status is 1 where a source could not be calibrated."
     )
-    calibrate.add_argument(
-        "--device", action="append", default=[], help="gpu-0, or cpu for all processors; again for more (all)"
-    )
-    calibrate.add_argument("--raw", type=Path, metavar="FOLDER", help="keep the readings and the load there too")
-    calibrate.add_argument("--json", action="store_true", help="print JSON")
-    calibrate.set_defaults(command=_calibrate)
+    calibrate = _add_command(commands, _calibrate, does, more, _sensing())
+    add = calibrate.add_argument
+    add("--device", action="append", default=[], help="gpu-0, or cpu for all processors; again for more (all)")
+    add("--raw", type=Path, metavar="FOLDER", help="keep the readings and the load there too")
+    add("--json", action="store_true", help="print JSON")
 
 
 def _add_clock(commands: _Commands) -> None:
-    clock = commands.add_parser("clock", help="answer agents that measure their clocks against this one")
+    clock = _add_command(commands, _clock, "answer agents that measure their clocks against this one")
     clock.add_argument("--listen", required=True, metavar="ADDRESS[:PORT]", help="where, and nowhere else")
-    clock.set_defaults(command=_clock)
 
 
 def _add_dashboard(commands: _Commands) -> None:
     does = "make or renew the dashboard of an InfluxDB 2 server: power of every node, epochs of a run"
-    dashboard = commands.add_parser(
-        "dashboard",
-        help=does,
-        description=f"{does[0].upper()}{does[1:]}. Prints whether it changed anything, and the dashboard's URL, as "
-        "JSON. Other settings are read from INFLUXDB_V2_*.",
+    more = (
+        ". Prints whether it changed anything, and the dashboard's URL, as JSON. Other settings are read from "
+        "INFLUXDB_V2_*."
     )
+    dashboard = _add_command(commands, _dashboard, does, more)
     _add_server(dashboard)
     dashboard.add_argument("--print", action="store_true", help="print the template, for `influx apply`, and end")
-    dashboard.set_defaults(command=_dashboard)
 
 
 def _add_unit(commands: _Commands) -> None:
-    unit = commands.add_parser("unit", help="print a systemd unit: the agent as root with few rights, for a group")
+    unit = _add_command(commands, _unit, "print a systemd unit: the agent as root with few rights, for a group")
     unit.add_argument("--group", default="energymon", metavar="NAME", help="the group, which must exist (energymon)")
-    unit.set_defaults(command=_unit)
 
 
 if __name__ == "__main__":

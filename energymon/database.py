@@ -7,7 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -81,37 +81,32 @@ def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Conn
     With the id of a group, only the owner and the group may read the store, a new one from its begin. Raises StoreError
     when another agent writes it, when it is not a store, or when it cannot be made or given to the group.
     """
-    lock_fd: int | None = None
     _refuse_foreign_log(path)
-    try:
-        # The lock is on the file itself and is held through the store's life: closing any descriptor of
-        # the file drops SQLite's own POSIX locks, so it goes last.
-        lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644 if group is None else 0o600)
-        if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
-            os.close(lock_fd)
-            raise StoreError(f"{path}: is no regular file; name another store")
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        if lock_fd is not None:
-            os.close(lock_fd)
-        raise StoreError(f"{path}: another agent is writing it; stop that one, or name another store") from error
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
-    connection: sqlite3.Connection | None = None
-    try:
-        connection = connect(path, "rwc")
-        _refuse_foreign(path, connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.executescript(_SCHEMA)
+    with ExitStack() as opened:
+        try:
+            # The lock is on the file itself and is held through the store's life: closing any descriptor of
+            # the file drops SQLite's own POSIX locks, so it goes last.
+            lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644 if group is None else 0o600)
+            opened.callback(os.close, lock_fd)
+            if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
+                raise StoreError(f"{path}: is no regular file; name another store")
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(f"{path}: another agent is writing it; stop that one, or name another store") from error
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
+        connection = opened.enter_context(closing(connect(path, "rwc")))
+        try:
+            _refuse_foreign(path, connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise store_error(path, error) from error
         if group is not None:
             _give(path, lock_fd, group)
-    except (sqlite3.Error, StoreError) as error:
-        if connection is not None:
-            connection.close()
-        os.close(lock_fd)
-        raise store_error(path, error) from error
+        opened.pop_all()
     return connection, lock_fd
 
 
@@ -149,15 +144,21 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     log = real.with_name(f"{real.name}-wal")
     closed = not log.exists() or not log.stat().st_size
     immutable = closed and not os.access(real.parent, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    try:
+    while True:
+        connection = connect(path, "ro", immutable=immutable)
         try:
-            return _opened(path, immutable=immutable)
-        except sqlite3.OperationalError as error:
+            _refuse_foreign(path, connection)
+            connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
+        except StoreError:
+            connection.close()
+            raise
+        except sqlite3.Error as error:
+            connection.close()
             if immutable or not closed or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
-                raise
-        return _opened(path, immutable=True)
-    except sqlite3.Error as error:
-        raise store_error(path, error) from error
+                raise store_error(path, error) from error
+            immutable = True
+        else:
+            return connection
 
 
 def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
@@ -173,18 +174,6 @@ def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connec
         )
     except sqlite3.Error as error:
         raise store_error(path, error) from error
-
-
-def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
-    """Open a store for reading; raises StoreError when it is none, and what SQLite raises."""
-    connection = connect(path, "ro", immutable=immutable)
-    try:
-        _refuse_foreign(path, connection)
-        connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
-    except (sqlite3.Error, StoreError):
-        connection.close()
-        raise
-    return connection
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
@@ -214,10 +203,8 @@ def transaction(path: Path, connection: sqlite3.Connection, begin: str = "BEGIN 
         raise
 
 
-def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+def store_error(path: Path, error: sqlite3.Error) -> StoreError:
     """Return what went wrong with a store in words that say what to do."""
-    if isinstance(error, StoreError):
-        return error
     text = str(error)
     meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), "{text}")
     return StoreError(f"{path}: {meaning.format(text=text, path=path)}")

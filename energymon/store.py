@@ -65,7 +65,7 @@ class SqliteStore(Closing):
 
     @classmethod
     def create(cls, path: Path, group: int | None = None) -> SqliteStore:
-        """Open for writing, and make the file if there is none; only its owner and a group, if given, may read it then.
+        """Open for writing, and make a missing file; with a group only its members and the owner may read it.
 
         Raises StoreError when another agent writes it, when it is not a store, or when it cannot be made.
         """
@@ -73,25 +73,13 @@ class SqliteStore(Closing):
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
-        """Open for reading, while an agent writes or after it has gone.
-
-        Raises StoreError when there is no store at `path`.
-        """
+        """Open for reading, while an agent writes or after it has gone; raises StoreError when there is no store."""
         return cls(path, open_for_reading(path), None)
 
     def append(self, readings: Iterable[Reading], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
-        """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
-
-        Raises StoreError, for example when the disk is full.
-        """
-        self.append_rows(
-            [
-                (r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns)
-                for r in readings
-            ],
-            ticks,
-            news,
-        )
+        """Commit a batch whole or not at all; what is there stays, so a repeat is harmless; raises StoreError."""
+        rows = [(r.tick_ns, r[2:6], r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns) for r in readings]
+        self.append_rows(rows, ticks, news)
 
     def append_rows(self, rows: Sequence[Row], ticks: Sequence[Ticks] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch as `append` does, its readings as rows."""
@@ -101,9 +89,8 @@ class SqliteStore(Closing):
             self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", numbered)
             self._add_ticks(ticks)
             for item in news:
-                values = tuple(item)
-                places = ", ".join("?" * len(values))
-                self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", values)  # noqa: S608
+                places = ", ".join("?" * len(item))
+                self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", item)  # noqa: S608
 
     def begin_session(self, node: str, start_ns: int, interval_ns: int, description: Mapping[str, object]) -> Session:
         """Record that an agent starts."""
@@ -127,16 +114,11 @@ class SqliteStore(Closing):
             )
 
     def readings(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Reading]:
-        """Return what `window.joules` needs for [start, end], UTC ns, by series, then tick.
-
-        That is the readings inside, and the nearest two of each series on either side.
-        """
+        """Return the readings in [start, end], UTC ns, and the nearest two of each series around, by series, tick."""
         found: list[Reading] = []
+        every = "SELECT id FROM series WHERE ? IS NULL OR node = ? ORDER BY node, device, domain, source"
         with self._reading():
-            for series, *_ in self._db.execute(
-                "SELECT id FROM series WHERE ? IS NULL OR node = ? ORDER BY node, device, domain, source",
-                (node, node),
-            ).fetchall():
+            for (series,) in self._db.execute(every, (node, node)).fetchall():
                 (first,) = self._db.execute(_BEFORE, (series, start_ns, start_ns)).fetchone()
                 (last,) = self._db.execute(_AFTER, (series, end_ns, end_ns)).fetchone()
                 span = 0 if first is None else first, _END_OF_TIME_NS if last is None else last
@@ -145,12 +127,11 @@ class SqliteStore(Closing):
 
     def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Ticks]:
         """Return the ticks in [start, end), UTC ns, by node and time, and what follows or precedes them unbroken."""
+        nodes = "SELECT DISTINCT node FROM ticks WHERE ? IS NULL OR node = ? ORDER BY node"
         with self._reading():
             return [
                 Ticks(first_ns, name, bool(missed), (last_ns - first_ns) // max(interval_ns, 1) + 1, interval_ns)
-                for (name,) in self._db.execute(
-                    "SELECT DISTINCT node FROM ticks WHERE ? IS NULL OR node = ? ORDER BY node", (node, node)
-                ).fetchall()
+                for (name,) in self._db.execute(nodes, (node, node)).fetchall()
                 for first_ns, last_ns, interval_ns, missed in self._db.execute(_TICKS, (name, name, start_ns, end_ns))
                 if last_ns >= start_ns
             ]
@@ -160,39 +141,29 @@ class SqliteStore(Closing):
         with self._reading():
             return [tick_ns for (tick_ns,) in self._db.execute(_FLAGGED, (start_ns, end_ns, node))]
 
-    def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
+    def events(self, start_ns: int = 0, end_ns: int = _END_OF_TIME_NS) -> list[Event]:
         """Return the events in [start, end), UTC ns, by time."""
+        query = f"SELECT {columns(Event)} FROM events WHERE t_ns >= ? AND t_ns < ? ORDER BY t_ns, rowid"  # noqa: S608
         with self._reading():
-            return [
-                Event(*row)
-                for row in self._db.execute(
-                    "SELECT t_ns, node, kind, message FROM events WHERE t_ns >= ? AND t_ns < ? ORDER BY t_ns, rowid",
-                    (start_ns, end_ns),
-                )
-            ]
+            return [Event(*row) for row in self._db.execute(query, (start_ns, end_ns))]
 
     def sessions(self) -> list[Session]:
         """Return the sessions of all agents in the order of their starts."""
         with self._reading():
-            rows = self._db.execute(
-                "SELECT name, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions ORDER BY id"
-            ).fetchall()
-        return [
-            Session(name, node, start_ns, end_ns, interval_ns, cpu_s, json.loads(description))
-            for name, node, start_ns, end_ns, interval_ns, cpu_s, description in rows
-        ]
+            rows = self._db.execute(f"SELECT {columns(Session)} FROM sessions ORDER BY id").fetchall()  # noqa: S608
+        return [Session(*row)._replace(description=json.loads(row[-1])) for row in rows]
 
     def clocks(self, node: str | None = None, peers: Sequence[str] = ()) -> list[ClockOffset]:
         """Return every offset measured against some peers, or all of them, by time."""
-        return self._all(ClockOffset, "clocks", node, "t_ns, node, peer", peers)
+        return self._all(ClockOffset, node, "t_ns, node, peer", peers)
 
     def baselines(self, node: str | None = None) -> list[Baseline]:
         """Return every idle baseline recorded, by time and series."""
-        return self._all(Baseline, "baselines", node, "start_ns, node, device, domain, source")
+        return self._all(Baseline, node, "start_ns, node, device, domain, source")
 
     def counters(self, node: str | None = None) -> list[CounterStart]:
         """Return every counter that a series began with, by time and series."""
-        return self._all(CounterStart, "counters", node, "t_ns, node, device, domain, source")
+        return self._all(CounterStart, node, "t_ns, node, device, domain, source")
 
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""
@@ -213,8 +184,7 @@ class SqliteStore(Closing):
     def follow(self) -> Path | None:
         """Go on in the file that is written, where it was moved; return its path before, None where it was not moved.
 
-        The log and the socket beside it move with it, so that readers find all readings. Raises
-        StoreError when the file was removed or replaced by another, or was moved to another disk.
+        The log and the socket beside it move too. Raises StoreError when the file was removed or replaced by another.
         """
         assert self._lock_fd is not None
         own = os.fstat(self._lock_fd)
@@ -240,10 +210,8 @@ class SqliteStore(Closing):
     def used_bytes(self) -> int:
         """Return what the store's content takes on disk; freed pages, which are used again, not counted."""
         with self._reading():
-            pages, free, size = (
-                self._db.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_count", "freelist_count", "page_size")
-            )
+            names = "page_count", "freelist_count", "page_size"
+            pages, free, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         return int((pages - free) * size)
 
     def close(self) -> None:
@@ -257,24 +225,25 @@ class SqliteStore(Closing):
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _all(
-        self, kind: type[_Record], table: str, node: str | None, order: str, peers: Sequence[str] = ()
-    ) -> list[_Record]:
-        """Return the records of a table, whose columns are those of their class, of one node or of all."""
+    def _all(self, kind: type[_Record], node: str | None, order: str, peers: Sequence[str] = ()) -> list[_Record]:
+        """Return the records of a class, of one node or of all."""
         of = "(? IS NULL OR node = ?)" + (f" AND peer IN ({', '.join('?' * len(peers))})" if peers else "")
-        query = f"SELECT {columns(kind)} FROM {table} WHERE {of} ORDER BY {order}"  # noqa: S608
+        query = f"SELECT {columns(kind)} FROM {_TABLES[kind]} WHERE {of} ORDER BY {order}"  # noqa: S608
         with self._reading():
             return [kind(*row) for row in self._db.execute(query, (node, node, *peers))]
 
-    def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
+    def _numbered(self, rows: Sequence[Row]) -> list[tuple[object, ...]]:
+        """Return rows with the ids of their series; a new series is added."""
         ids = self._series
-        try:
-            return [(row[0], ids[row[1]], row[2], row[3], row[4], row[5], row[6]) for row in rows]
-        except KeyError:
-            for series in dict.fromkeys(row[1] for row in rows):
-                if series not in ids:
-                    self._add_series(series)
-            return self._numbered(rows)
+        for series in dict.fromkeys(row[1] for row in rows):
+            if series not in ids:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series
+                )
+                (ids[series],) = self._db.execute(
+                    "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", series
+                ).fetchone()
+        return [(row[0], ids[row[1]], *row[2:]) for row in rows]
 
     def _add_ticks(self, ticks: Sequence[Ticks]) -> None:
         """Add ticks that are later than those there are; those that go on unbroken make their session's row longer."""
@@ -306,12 +275,6 @@ class SqliteStore(Closing):
             before_ns[node] = max(before_ns[node], tick_ns)
         self._newest_ns |= before_ns
 
-    def _add_series(self, series: Series) -> None:
-        self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)
-        (self._series[series],) = self._db.execute(
-            "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", series
-        ).fetchone()
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
@@ -339,8 +302,7 @@ def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> boo
     """Delete the oldest readings of each node, in a transaction of the caller; return whether there were any.
 
     Those with a tick after `before_ns`, UTC ns, stay. Where a sender has ever opened the store, those stay too that the
-    server has not acknowledged, or that tuples to come depend on. With few rows of a node at a time others wait for
-    moments.
+    server has not acknowledged, or that tuples to come depend on. `most_rows` of a node bound how long others wait.
     """
     sent = dict(db.execute("SELECT kind, last FROM sent").fetchall())
     (late_ns,) = db.execute("SELECT min(tick_ns) FROM late").fetchone()
@@ -368,6 +330,6 @@ def delete_oldest(db: sqlite3.Connection, before_ns: int, most_rows: int) -> boo
     return found
 
 
-def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:
+def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark | Session]) -> str:
     """Return the columns of the records of a class, which are its fields, for a SELECT."""
     return ", ".join(kind._fields)

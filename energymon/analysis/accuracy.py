@@ -1,7 +1,4 @@
-"""How true a joule is: what a sensor was found to sample, what its maker and others say of it, and the state file.
-
-The bound of a window's error says when the sensor was read. The accuracy says what the sensor itself does not see.
-"""
+"""How true a joule is: what a sensor does not see or shows wrongly, as calibrated and published; and the state file."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _APART: Final = 0.1
 _AS_READ: Final = 1.25
 """A time between updates below so many times that between readings is the reader's own."""
 _MULTIPLES: Final = 3
-"""Of a load's rate, and of a sensor's: higher harmonics of a step's power are small, and averaged by the window."""
+"""Of a load's rate, and of a sensor's: higher harmonics of a step's power are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,6 @@ class SensorCalibration:
     domain: str
     source: str
     model: str
-    """The board's or the processor's name."""
     uuid: str
     """Of a board; "" for others."""
     driver: str
@@ -116,10 +112,7 @@ class Accuracy:
         return f"{', '.join(parts)} ({self.origin})"
 
     def error_j(self, joules: float, span_ns: int, missed: float = 0.0) -> float | None:
-        """Return the bound of the error, J, of joules that were used in a span, ns; None when it is unknown.
-
-        `missed` is the share of the span, 0 to 1, in which ticks were missed.
-        """
+        """Return the bound of the error of joules, J, or None; ticks were missed in the share `missed` of the span."""
         if self.share is None:
             return None
         unseen_w = self.unseen_w + max(0.0, self.swing_w - self.unseen_w) * missed
@@ -128,12 +121,8 @@ class Accuracy:
     def resonance(self, period_s: float, span_s: float) -> str:
         """Return how a part-time sensor may see a load that repeats at one phase for all of a window; "" where not.
 
-        It may where a multiple of the load's rate and one of the sensor's, up to the third, are so close that they
-        beat slower than the window.
-
-        Args:
-            period_s: Time after which the load repeats, such as a training step, s.
-            span_s: Length of the window, s.
+        It may where a multiple of the load's rate and one of the sensor's, up to the third, beat slower than the
+        window, `span_s` s long. The load repeats after `period_s` s.
         """
         multiples = product(range(1, _MULTIPLES + 1), repeat=2)
         if not self.update_s or all(abs(k / period_s - m / self.update_s) * span_s >= 1 for k, m in multiples):
@@ -149,37 +138,29 @@ _STEADY: Final = 0.05
 for Fermi and Kepler, and nothing for later boards (nvml.h, nvmlDeviceGetPowerUsage)."""
 _STUDIED: Final = re.compile(r"\b(Tesla [KMPV]\d+|[PV]100|T4|A[1-9]\d*|RTX A\d+|GTX|TITAN|RTX [234]0\d\d|H100|H200)\b")
 """Names of boards of the architectures in that study; an H200 has an H100's chip."""
-_ORIGIN: Final = "steady power ± 5 %: arXiv 2312.02741; sampling: calibrated"
-_NO_RAPL: Final = "no error is documented for RAPL (Intel SDM vol. 3B, 15.10); compare it with a meter at the wall"
-_METERS: Final = {
+_UNPUBLISHED: Final = {
+    "rapl": "no error is documented for RAPL (Intel SDM vol. 3B, 15.10); compare it with a meter at the wall",
     "hwmon": "the driver states no error (power1_accuracy)",
     "ipmi": "no error is published for the meters behind DCMI: ask the machine's maker",
     "redfish": "no error is published for the meters behind Redfish: ask the machine's maker",
     "tasmota": "plugs differ: calibrate it (tasmota.github.io/docs/Power-Monitoring-Calibration)",
     "shelly": "the plug's interface states no error: compare it with a calibrated meter",
 }
-"""Why the accuracy of a meter at the wall is unknown."""
-_NO_BOARD: Final = "no error of this board is published"
-_ASK: Final = "nobody calibrated {} here, and boards may sample a quarter of the time: `python -m energymon calibrate`"
+"""Why the accuracy of RAPL and of a meter at the wall is unknown."""
 
 
 def accuracy_of(source: str, model: str, found: SensorCalibration | None, interval_ns: int) -> Accuracy:
-    """Return the accuracy of a source.
+    """Return the accuracy of a source, no estimate, by its calibration and the board's name, "" for a processor.
 
-    Args:
-        source: One of reading.DIRECTNESS, no estimate.
-        model: The board's name; "" for a processor.
-        found: Its calibration, where there is one.
-        interval_ns: Time between two ticks, ns: power is seen at the ticks alone.
+    `interval_ns` is the time between two ticks: power is seen at the ticks alone.
     """
-    if source.startswith("rapl"):
-        why = _NO_RAPL
-    elif (meter := source.partition("-")[0]) in _METERS:
-        why = _METERS[meter]
+    if (kind := source.partition("-")[0]) in _UNPUBLISHED:
+        why = _UNPUBLISHED[kind]
     elif not _STUDIED.search(model):
-        why = _NO_BOARD
+        why = "no error of this board is published"
     elif found is None:
-        why = _ASK.format(source)
+        why = f"nobody calibrated {source} here, and boards may sample a quarter of the time: "
+        why += "`python -m energymon calibrate`"
     elif source in COUNTERS and found.ratio is None:
         why = "nothing was beside the counter to compare it with in the calibration"
     elif found.ratio is not None and abs(found.ratio - 1) > _APART:
@@ -192,10 +173,14 @@ def accuracy_of(source: str, model: str, found: SensorCalibration | None, interv
             # Two readings may show the same update, and each stands for all of the time until the next.
             seen *= min(1.0, found.window_ms / (found.update_ms + 2 * interval_ns / 1e6))
             late_ms += found.window_ms
-        edge_j = found.swing_w * late_ms / 1e3
-        polled_w = 0.0 if source in COUNTERS else found.swing_w
-        update_s = found.update_ms / 1e3 if found.duty < 1 else 0.0
-        return Accuracy(share, (1 - seen) * found.swing_w, edge_j, _ORIGIN, polled_w, update_s)
+        return Accuracy(
+            share,
+            unseen_w=(1 - seen) * found.swing_w,
+            edge_j=found.swing_w * late_ms / 1e3,
+            origin="steady power ± 5 %: arXiv 2312.02741; sampling: calibrated",
+            swing_w=0.0 if source in COUNTERS else found.swing_w,
+            update_s=found.update_ms / 1e3 if found.duty < 1 else 0.0,
+        )
     else:
         why = f"{source} did not follow the load of the calibration"
     return Accuracy(None, 0.0, 0.0, why)
@@ -234,31 +219,20 @@ def with_accuracy(
 def calibration_of(
     calibrations: Mapping[str, SensorCalibration], described: Mapping[str, Any], channel: Mapping[str, Any]
 ) -> SensorCalibration | None:
-    """Return the calibration of a sensor's channel with the driver that it has now; None without one.
-
-    Both are as sensors describe them. A board is known by its UUID; a processor's driver is not compared.
-    """
+    """Return the calibration of a sensor's channel; None without one, and for a board that has another driver now."""
     key = key_of(channel.get("uuid", ""), channel["device"], channel["domain"], channel["source"])
     found = calibrations.get(key)
-    if found is not None and found.uuid and found.driver != described.get("driver"):
-        return None
-    return found
+    other_driver = found is not None and found.uuid and found.driver != described.get("driver")
+    return None if other_driver else found
 
 
 def key_of(uuid: str, device: str, domain: str, source: str) -> str:
-    """Return the name of a calibration in the file: by a board's UUID, else by host and device.
-
-    Hosts may share the folder, such as a home.
-    """
+    """Return the name of a calibration in the file: by a board's UUID, else by host, as hosts may share a home."""
     return f"{uuid or f'{platform.node()} {device}'} {domain} {source}"
 
 
 def state_folder() -> Path:
-    """Return the folder that calibrations are written to: ENERGYMON_STATE, /var/lib/energymon for root, or the user's.
-
-    The user's is energymon below XDG_STATE_HOME, or ~/.local/state without it. Raises StoreError for a user without a
-    home.
-    """
+    """Return the folder that calibrations are written to; raises StoreError for a user without a home."""
     if named := os.environ.get(STATE):
         return Path(named)
     if os.geteuid() == 0:
@@ -272,7 +246,7 @@ def state_folder() -> Path:
 def load_calibrations(report: Callable[[str], object]) -> dict[str, SensorCalibration]:
     """Return the calibrations of this host by `key_of`; a user has root's too, unless STATE is set, the newest of each.
 
-    `report` is called with one line for a file that holds something else, which is left out.
+    `report` gets a line for a file that holds something else, which is left out.
     """
     found: dict[str, SensorCalibration] = {}
     folders = [] if os.environ.get(STATE) else [_SHARED]
@@ -289,10 +263,7 @@ def load_calibrations(report: Callable[[str], object]) -> dict[str, SensorCalibr
 
 
 def save_calibrations(new: Mapping[str, SensorCalibration]) -> Path:
-    """Add calibrations to the user's file, which another replaces whole; return its path.
-
-    Raises OSError where it cannot be written, and StoreError where it holds something else.
-    """
+    """Add calibrations to the user's file; return its path; raises OSError, and StoreError for another kind of file."""
     folder = state_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _FILE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar, cast, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from energymon.analysis.accuracy import Accuracy
 from energymon.analysis.baseline import net
@@ -27,7 +27,6 @@ _FIGURES: Final = (
 )
 """What Energy and EnergyComponent have in common and is summed."""
 _Energy = TypeVar("_Energy", bound="NodeEnergy")
-_NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class EnergyComponent:
     net_j: float | None = None
     """Joules beyond that; may be negative."""
     net_error_j: float | None = None
-    """Bound of the error of `net_j`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +104,14 @@ def energy_of(
     *,
     clock_error_ns: int = 0,
     baselines: Iterable[Baseline] | None = None,
-    given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
+    given: Mapping[Domain, Sequence[Energy]] = MappingProxyType({}),
 ) -> NodeEnergy:
     """Return what a node used in a window by series, by domain and in total, with the bounds of the errors.
 
-    Every figure of joules that this project shows comes from here. A window of any length takes little memory when
-    `readings` is a function.
+    Every figure of joules comes from here. Raises WindowError for a window that ends before it starts.
 
     Args:
-        readings: The node's readings, in any order; or the function that returns the parts of a window one by one.
+        readings: The node's readings, in any order; or the function that returns the parts of a long window one by one.
         channels: The series that its agent samples: a domain that lacks a device of these is unknown.
         start_ns: Start of the window, ns of the readings' clock.
         end_ns: End of the window, ns of the readings' clock.
@@ -122,9 +119,6 @@ def energy_of(
         clock_error_ns: How far the readings' clock may be from the one that the window is given in, ns (0).
         baselines: What each series draws when the node is idle; None for no net figures (None).
         given: Energies that take the place of all readings and devices of a domain (empty).
-
-    Raises:
-        WindowError: The window ends before it starts.
     """
     require_order(start_ns, end_ns)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=channels.lags)
@@ -135,11 +129,12 @@ def energy_of(
             break
     # Where the GPU is another one, its module is too.
     replaced = {*given, *(("module",) if "gpu" in given else ())}
-    energies = [
-        _with_accuracy(energy, channels, end_ns - start_ns)
-        for energy in integral.energies()
-        if energy.domain not in replaced
-    ]
+    energies = [energy for energy in integral.energies() if energy.domain not in replaced]
+    for place, energy in enumerate(energies):
+        known = channels.accuracies.get((energy.node, energy.device, energy.domain, energy.source))
+        if known is not None:
+            accuracy_j = known.error_j(energy.joules, end_ns - start_ns, energy.interpolated_share)
+            energies[place] = replace(energy, accuracy_j=accuracy_j, accuracy_origin=known.origin)
     energies += [energy for instead in given.values() for energy in instead]
     energies = net(energies, baselines or (), (end_ns - start_ns) / NS)
     best = best_sources(energies)
@@ -156,48 +151,23 @@ def _measured(components: Iterable[EnergyComponent]) -> set[str]:
     return {c.name for c in components if c.joules is not None and not c.estimated}
 
 
-def _with_accuracy(energy: Energy, channels: Channels, span_ns: int) -> Energy:
-    known = channels.accuracies.get((energy.node, energy.device, energy.domain, energy.source))
-    if known is None:
-        return energy
-    accuracy_j = known.error_j(energy.joules, span_ns, energy.interpolated_share)
-    return replace(energy, accuracy_j=accuracy_j, accuracy_origin=known.origin)
-
-
-def channels_of(description: Mapping[str, object], node: str) -> Channels:
-    """Return the series that an agent samples on a node, from its session's description.
-
-    An empty description gives no series, and a domain then consists of the devices that have readings.
-    """
-    series = series_of(cast(Sequence[Mapping[str, object]], description.get("sensors") or ()))
+def channels_of(description: Mapping[str, Any], node: str) -> Channels:
+    """Return the series that an agent samples on a node, from its session's description, which may be empty."""
+    series = series_of(description.get("sensors") or ())
     measured = {c["domain"] for c in series if c["source"] != ESTIMATE}
-    gaps = cast(Sequence[Mapping[str, str]], description.get("unreadable") or ())
-    unreadable = {(gap["device"], cast(Domain, gap["domain"])): gap["reason"] for gap in gaps}
+    unreadable = {(gap["device"], gap["domain"]): gap["reason"] for gap in description.get("unreadable") or ()}
+    counted = [c for c in series if c["source"] != ESTIMATE or c["domain"] not in measured]
+    keys = [(node, c["device"], c["domain"], c["source"]) for c in series]
     return Channels(
-        frozenset(unreadable)
-        | frozenset(
-            (str(c["device"]), cast(Domain, c["domain"]))
-            for c in series
-            if c["source"] != ESTIMATE or c["domain"] not in measured
-        ),
-        {
-            (node, str(c["device"]), str(c["domain"]), str(c["source"])): float(cast(float, c["lag_s"]))
-            for c in series
-            if c["lag_s"] is not None and c["source"] in LAG_S
-        },
+        frozenset([*unreadable, *((c["device"], c["domain"]) for c in counted)]),
+        {k: c["lag_s"] for k, c in zip(keys, series, strict=True) if c["lag_s"] is not None and c["source"] in LAG_S},
         any(c["domain"] == "gpu" and c["module_power"] for c in series),
         unreadable,
-        {
-            (node, str(c["device"]), str(c["domain"]), str(c["source"])): Accuracy(
-                **cast(dict[str, Any], c["accuracy"])
-            )
-            for c in series
-            if c["accuracy"] is not None
-        },
+        {k: Accuracy(**c["accuracy"]) for k, c in zip(keys, series, strict=True) if c["accuracy"] is not None},
     )
 
 
-def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
+def series_of(sensors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every series of sensors that describe themselves, as JSON types.
 
     That is device, domain, source, lag_s, how old its value may be, s, or None, module_power, whether a GPU's counter
@@ -213,7 +183,7 @@ def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]
             "accuracy": channel.get("accuracy"),
         }
         for sensor in sensors
-        for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ())
+        for channel in sensor.get("channels") or ()
     ]
 
 
@@ -239,11 +209,10 @@ def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> 
 def divide_cpu_joules(
     energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None], *, net: bool
 ) -> dict[str, float | None]:
-    """Divide a host's CPU joules by CPU time; the parts and `other`, the rest, add up to them.
+    """Attribute a host's CPU joules by CPU time, no measurement; the parts and `other`, the rest, add up to them.
 
-    This attributes joules and measures none. A part whose CPU time is unknown is None and belongs to `other`. All are
-    None where the joules are unknown, or where the processors did nothing, or where the joules are negative: the host
-    was not idle when its idle power was measured.
+    A part whose CPU time is unknown is None and belongs to `other`. All are None where the joules are unknown, where
+    the processors did nothing, and where the joules are negative: the host was not idle at its baseline.
 
     Args:
         energy: What the host used.
@@ -281,9 +250,8 @@ def best_sources(energies: Iterable[Energy]) -> list[Energy]:
 def components(best: Collection[Energy], channels: Channels) -> list[EnergyComponent]:
     """Return a node's energy by domain, and in total, from the best source of each device.
 
-    A domain of which a device has no figure is unknown, and so is the total then: the rest of it would pass
-    for the whole. The total has what no other part of it contains: modules in the place of their CPU, memory and GPU,
-    and never the wall.
+    A domain of which a device has no figure is unknown, and so is the total. The total has modules in the place of
+    their CPU, memory and GPU, and never the wall.
     """
     found = {(e.device, e.domain) for e in best}
     known: list[EnergyComponent] = []
@@ -292,7 +260,7 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
         lost = sorted(device for device in expected if (device, domain) not in found)
         parts = [e for e in best if e.domain == domain and (e.device in expected or not expected)]
         if parts or lost:
-            known.append(_sum_up(domain, parts, [e.source for e in parts], lost))
+            known.append(_sum_up(domain, parts, lost))
     if not known:
         return []
     modules = {e.device for e in best if e.domain == "module"} | {d for d, of in channels.devices if of == "module"}
@@ -303,33 +271,30 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
         d for d, of in channels.devices if modules and of == "gpu" and (d, of) not in found and d not in modules
     )
     if boards or lost:
-        outside.append(_sum_up("gpu", boards, [e.source for e in boards], lost))
-    return [*known, add_up(outside) if outside else _sum_up("total", [], [], ["any part of the machine"])]
+        outside.append(_sum_up("gpu", boards, lost))
+    return [*known, add_up(outside) if outside else _sum_up("total", [], ["any part of the machine"])]
 
 
 def add_up(parts: Sequence[EnergyComponent]) -> EnergyComponent:
     """Return the total of components that do not contain one another; unknown when one of them is."""
     lost = [device if c.name in ("total", device) else f"{device} {c.name}" for c in parts for device in c.lost]
-    return _sum_up("total", parts, [source for c in parts for source in c.sources], lost)
+    return _sum_up("total", parts, lost)
 
 
 def _sum_up(
-    name: Domain | Literal["total"],
-    parts: Sequence[Energy] | Sequence[EnergyComponent],
-    sources: Iterable[str],
-    lost: Iterable[str],
+    name: Domain | Literal["total"], parts: Sequence[Energy] | Sequence[EnergyComponent], lost: Sequence[str]
 ) -> EnergyComponent:
     """Return the sum of the parts; unknown when a device is lost, as is each figure that one of the parts lacks."""
-    missing, named = tuple(lost), tuple(sorted(set(sources), key=directness))
+    sources = {source for p in parts for source in (p.sources if isinstance(p, EnergyComponent) else (p.source,))}
     sums: dict[str, float | None] = {}
     for figure in _FIGURES:
         values = [value for part in parts if (value := getattr(part, figure)) is not None]
-        sums[figure] = sum(values) if values and len(values) == len(parts) and not missing else None
+        sums[figure] = sum(values) if values and len(values) == len(parts) and not lost else None
     return EnergyComponent(
         name=name,
         **sums,
         interpolated_share=max((part.interpolated_share for part in parts), default=0.0),
-        sources=named,
-        estimated=ESTIMATE in named,
-        lost=missing,
+        sources=tuple(sorted(sources, key=directness)),
+        estimated=ESTIMATE in sources,
+        lost=tuple(lost),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from energymon.analysis.curve import SeriesKey
 from energymon.analysis.integrate import Energy, joules
@@ -19,7 +20,7 @@ def baseline_of(
     interval_ns: int | None = None,
     *,
     clock_error_ns: int | Mapping[str, int] = 0,
-    lags: Mapping[SeriesKey, float] | None = None,
+    lags: Mapping[SeriesKey, float] = MappingProxyType({}),
 ) -> list[Baseline]:
     """Return the mean power of every series that covers the idle span [start, end], UTC ns.
 
@@ -28,26 +29,15 @@ def baseline_of(
     if end_ns == start_ns:
         raise WindowError(f"the idle span at {start_ns} (UTC ns) has no length; expected some seconds")
     span_s = (end_ns - start_ns) / NS
-    return [
-        Baseline(
-            e.node,
-            e.device,
-            e.domain,
-            e.source,
-            start_ns,
-            end_ns,
-            e.joules / span_s,
-            None if e.error_j is None else e.error_j / span_s,
-        )
-        for e in joules(readings, start_ns, end_ns, interval_ns, clock_error_ns=clock_error_ns, lags=lags or {})
-    ]
+    found = []
+    for e in joules(readings, start_ns, end_ns, interval_ns, clock_error_ns=clock_error_ns, lags=lags):
+        error_w = None if e.error_j is None else e.error_j / span_s
+        found.append(Baseline(e.node, e.device, e.domain, e.source, start_ns, end_ns, e.joules / span_s, error_w))
+    return found
 
 
 def baselines_at(baselines: Iterable[Baseline], start_ns: int) -> list[Baseline]:
-    """Return the baseline of each series for a window that starts at `start_ns`, UTC ns.
-
-    That is the last one recorded before it, or else the first one after.
-    """
+    """Return the last baseline of each series before a window starts, UTC ns, or else the first one after."""
     chosen: dict[SeriesKey, Baseline] = {}
     for baseline in sorted(baselines, key=lambda b: b.end_ns):
         key = (baseline.node, baseline.device, baseline.domain, baseline.source)
@@ -58,13 +48,11 @@ def baselines_at(baselines: Iterable[Baseline], start_ns: int) -> list[Baseline]
 
 def net(energies: Iterable[Energy], baselines: Iterable[Baseline], duration_s: float) -> list[Energy]:
     """Return energies with their idle and net joules, from one baseline a series and the window's length."""
-    watts = {(b.node, b.device, b.domain, b.source): (b.watts, b.error_w) for b in baselines}
-
-    def net_of(e: Energy) -> Energy:
-        if (idle := watts.get((e.node, e.device, e.domain, e.source))) is None:
-            return e
-        idle_j, idle_error_w = idle[0] * duration_s, idle[1]
-        error_j = None if e.error_j is None or idle_error_w is None else e.error_j + idle_error_w * duration_s
-        return replace(e, idle_j=idle_j, net_j=e.joules - idle_j, net_error_j=error_j)
-
-    return [net_of(energy) for energy in energies]
+    known = {(b.node, b.device, b.domain, b.source): b for b in baselines}
+    found = list(energies)
+    for place, e in enumerate(found):
+        if idle := known.get((e.node, e.device, e.domain, e.source)):
+            idle_j = idle.watts * duration_s
+            error_j = None if e.error_j is None or idle.error_w is None else e.error_j + idle.error_w * duration_s
+            found[place] = replace(e, idle_j=idle_j, net_j=e.joules - idle_j, net_error_j=error_j)
+    return found

@@ -1,8 +1,7 @@
 """From readings of a sensor under a load with known edges to what the sensor samples; pure functions.
 
-A value is taken to be the mean power of a window that ended some time before the value was seen, as arXiv 2312.02741
-found of NVIDIA's boards. A counter's increase over the time between two updates is a power like any other. The window
-and the delay are those with which the share of the time under load explains the values best.
+A value is taken to be the mean power of a window that ended some time before it was seen (arXiv 2312.02741). Window and
+delay are those with which the share of the time under load explains the values, or a counter's increases, best.
 """
 
 from __future__ import annotations
@@ -70,16 +69,13 @@ class _Updates(NamedTuple):
 def calibrate(
     looks: Sequence[Look], load: Sequence[tuple[int, int]], of: tuple[str, str, str], about: tuple[str, str, str]
 ) -> SensorCalibration:
-    """Return what the readings of a source show of it.
+    """Return what the readings of a source show of it; raises SensorError for fewer than 20 updates, or no load.
 
     Args:
         looks: Readings in order, some of them before the load and after it.
         load: When the device was busy, begin and end, monotonic ns, in order.
         of: Device, domain and source.
         about: The device's model, its UUID, and its driver.
-
-    Raises:
-        SensorError: Fewer than 20 updates were seen, or no load.
     """
     name = " ".join(of)
     if not load:
@@ -175,7 +171,12 @@ def _best(seen: _Updates, misfit: Callable[[_Model], float]) -> _Model:
     shortest_s = max(seen.read_s, seen.period_s / 20)
     windows = np.geomspace(shortest_s, _LONGEST_WINDOW_S, 40)
     delays = np.linspace(-seen.read_s, 2 * seen.period_s + 0.02, 40)
-    free = _refined(min(_models(windows, delays), key=misfit), shortest_s, delays[1] - delays[0], misfit)
+    free, step_s = min(_models(windows, delays), key=misfit), delays[1] - delays[0]
+    for reach in (1.0, 0.25):
+        # The grid around the best model is searched again.
+        windows = free.window_s * np.geomspace(0.88**reach, 1.14**reach, 9)
+        around = free.delay_s + step_s * np.linspace(-reach, reach, 9)
+        free = min(_models(np.maximum(windows, shortest_s), around), key=misfit)
     whole = min(_models([seen.period_s], np.linspace(delays[0], delays[-1], 200)), key=misfit)
     several = round(free.window_s / seen.period_s)
     if free.window_s > _AVERAGE * seen.period_s and several <= _MOST_SAMPLES:
@@ -190,15 +191,6 @@ def _best(seen: _Updates, misfit: Callable[[_Model], float]) -> _Model:
 
 def _models(windows: Iterable[float], delays: Iterable[float]) -> Iterator[_Model]:
     return (_Model(float(window_s), float(delay_s)) for window_s, delay_s in product(windows, delays))
-
-
-def _refined(model: _Model, shortest_s: float, step_s: float, misfit: Callable[[_Model], float]) -> _Model:
-    """Return the best model around one that is the best of a grid."""
-    for reach in (1.0, 0.25):
-        windows = model.window_s * np.geomspace(0.88**reach, 1.14**reach, 9)
-        delays = model.delay_s + step_s * np.linspace(-reach, reach, 9)
-        model = min(_models(np.maximum(windows, shortest_s), delays), key=misfit)
-    return model
 
 
 def _steady(seen: _Updates, busy_s: Callable[[Floats], Floats], after_s: float, name: str) -> tuple[float, float]:

@@ -57,10 +57,7 @@ class Curve:
         return CurvePlace(before.joules + (after.joules - before.joules) * share, i, i + 1, segment)
 
     def _between_updates_j(self, at_ns: int, i: int, segment: int) -> float:
-        """Interpolate between updates of a counter that is read more often than it is updated.
-
-        A value that is shown again and again is of an instant that is as early as its last reading says.
-        """
+        """Interpolate between updates of a counter: a value that is read again is as early as its last reading says."""
         rows, first, stop = self.rows, self._bounds[segment], self._bounds[segment + 1]
         joules = rows[i].joules
         then = next((k for k in range(i + 1, stop) if rows[k].joules > joules), stop)
@@ -81,39 +78,33 @@ class Curve:
         row = self.rows[after]
         return row.flags == INTERPOLATED or row.tick_ns - self.rows[after - 1].tick_ns > interval_ns
 
-    def last(self, place: CurvePlace) -> Reading:
-        """Return the last reading of the place's segment."""
-        return self.rows[self._bounds[place.segment + 1] - 1]
+    def bounds_j(self, place: CurvePlace, at_ns: int, lag_ns: int, power_w: float) -> tuple[float, float]:
+        """Return between which joules the true ones at `at_ns` surely were.
 
-    def min_j(self, place: CurvePlace, at_ns: int) -> float | None:
-        """Return what had surely been used by `at_ns`: the last reading whose call had ended by then shows it.
-
-        None where the place's segment has no such reading.
+        The last reading whose call had ended by then shows the least, the first one of a later value the most. Where
+        the segment has no such reading, `power_w` is taken for the missing time. `lag_ns` is how old the value of a
+        reading may be that does not say.
         """
-        first = self._bounds[place.segment]
-        for i in range(min(place.after, bisect_right(self.times, at_ns) - 1), first - 1, -1):
-            if self.times[i] + self.rows[i].late_ns <= at_ns:
-                return self.rows[i].joules
-        return None
+        rows, first, stop = self.rows, self._bounds[place.segment], self._bounds[place.segment + 1]
 
-    def max_j(self, place: CurvePlace, at_ns: int, lag_ns: int) -> float | None:
-        """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
+        def since_ns(row: Reading) -> int:
+            return row.t_ns - (lag_ns if row.early_ns is None else row.early_ns)
 
-        `lag_ns` is how old the value of a reading may be that does not say. None where the place's segment has no such
-        reading.
-        """
-        for i in range(max(place.before, bisect_left(self.times, at_ns)), self._bounds[place.segment + 1]):
-            early_ns = self.rows[i].early_ns
-            if self.times[i] - (lag_ns if early_ns is None else early_ns) >= at_ns:
-                return self.rows[i].joules
-        return None
+        before, last = rows[place.before], rows[stop - 1]
+        min_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
+        max_j = last.joules + power_w * (at_ns - since_ns(last)) / NS
+        ended = range(min(place.after, bisect_right(self.times, at_ns) - 1), first - 1, -1)
+        later = range(max(place.before, bisect_left(self.times, at_ns)), stop)
+        return (
+            next((rows[i].joules for i in ended if rows[i].t_ns + rows[i].late_ns <= at_ns), min_j),
+            next((rows[i].joules for i in later if since_ns(rows[i]) >= at_ns), max_j),
+        )
 
     def power_w(self, place: CurvePlace, at_ns: int, reach_ns: int, min_ns: int) -> float:
-        """Return the highest mean power, W, of any span of readings near `at_ns`.
+        """Return the highest mean power, W, of any span of readings within `reach_ns` of `at_ns` and two more around.
 
-        Near are the readings within `reach_ns` and two more on either side, in the same segment. Spans are as
-        short as possible, but not below `min_ns`: a counter that is updated less often than it is read shows no
-        power between its updates and too much across one.
+        Spans are as short as possible, but not below `min_ns`: a counter that is updated less often than it is read
+        shows no power between its updates and too much across one.
         """
         first = max(self._bounds[place.segment], bisect_right(self.times, at_ns - reach_ns) - 2)
         stop = min(self._bounds[place.segment + 1], bisect_right(self.times, at_ns + reach_ns) + 2)

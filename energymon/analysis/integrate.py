@@ -21,7 +21,6 @@ _SIGMAS: Final = 6.0
 """Standard errors of a mean of samples that are taken to explain a difference: neighbours share a sample."""
 _SAMPLES: Final = 10
 """Fewer samples of power say nothing of their scatter."""
-_NO_LAGS: Mapping[SeriesKey, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,19 @@ class _Edge:
     in_gap: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Sum:
-    joules: float
     start: _Edge
     end: Callable[[], _Edge]
     """Computes the edge, which is needed of the last part alone."""
-    gap_ns: int
-    inferred: bool
-    powers: tuple[int, float, float] = (0, 0.0, 0.0)
-    """How many spans between updates there were, and the sums of their powers, W, and of the squares of these."""
+    joules: float = 0.0
+    gap_ns: int = 0
+    inferred: bool = False
+    samples: int = 0
+    """How many spans between updates there were."""
+    sum_w: float = 0.0
+    """The sum of their powers, W."""
+    squares: float = 0.0
 
 
 class Integral:
@@ -89,7 +91,7 @@ class Integral:
         *,
         interval_ns: int | None = None,
         clock_error_ns: int | Mapping[str, int] = 0,
-        lags: Mapping[SeriesKey, float] = _NO_LAGS,
+        lags: Mapping[SeriesKey, float] = MappingProxyType({}),
     ) -> None:
         self._start_ns = self._end_ns = start_ns
         self._interval_ns = interval_ns
@@ -98,16 +100,10 @@ class Integral:
         self._sums: dict[SeriesKey, _Sum] | None = None
 
     def add(self, series: Mapping[SeriesKey, Curve], until_ns: int, hole: tuple[int, int] | None = None) -> None:
-        """Add the energy since the last part, UTC ns; a series that does not cover it is dropped.
-
-        In the `hole`, UTC ns, readings are left out because no tick was missed there.
-        """
-        added = {}
-        for key, curve in series.items():
-            before = self._sums.get(key) if self._sums is not None else None
-            if (self._sums is None or before) and (found := self._part(key, curve, until_ns, hole, before)):
-                added[key] = found
-        self._sums, self._end_ns = added, until_ns
+        """Add the energy since the last part of the series that cover it; no tick was missed in the `hole`, UTC ns."""
+        before: Mapping[SeriesKey, _Sum | None] = dict.fromkeys(series) if self._sums is None else self._sums
+        parts = {key: self._part(key, series[key], until_ns, hole, before[key]) for key in series if key in before}
+        self._sums, self._end_ns = {key: total for key, total in parts.items() if total}, until_ns
 
     @property
     def lost(self) -> bool:
@@ -124,10 +120,9 @@ class Integral:
             edge_j = max(end.more_j + start.less_j, end.less_j + start.more_j)
             clock_j = start.clock_j + end.clock_j
             interpolated = start.in_gap or end.in_gap or total.inferred
-            samples, sum_w, squares = total.powers
-            scatter_j = None
+            scatter_j, samples = None, total.samples
             if samples >= _SAMPLES and not bounded:
-                spread_w = sqrt(max(squares / samples - (sum_w / samples) ** 2, 0.0) / samples)
+                spread_w = sqrt(max(total.squares / samples - (total.sum_w / samples) ** 2, 0.0) / samples)
                 scatter_j = edge_j + _SIGMAS * spread_w * span_ns / NS
             found.append(
                 Energy(
@@ -157,23 +152,22 @@ class Integral:
         interval_ns = self._interval_ns or curve.shortest_ns(start.segment)
         lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
         clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
-        joules, gap_ns, inferred = end.joules - start.joules, 0, False
-        samples, sum_w, squares = before.powers if before else (0, 0.0, 0.0)
+        edge = partial(_edge, curve, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=clock_ns)
+        at_end = partial(edge, end, end_ns)
+        total = before or _Sum(edge(start, start_ns), at_end)
+        total.end = at_end
+        total.joules += end.joules - start.joules
         for i in range(start.before + 1, end.after + 1):
             one, two = curve.rows[i - 1], curve.rows[i]
             if curve.inferred(i, interval_ns) and not (hole and hole[0] <= one.tick_ns and two.tick_ns <= hole[1]):
-                gap_ns += min(end_ns, two.t_ns) - max(start_ns, one.t_ns)
-                inferred = inferred or (two.flags == INTERPOLATED and two.t_ns <= end_ns)
+                total.gap_ns += min(end_ns, two.t_ns) - max(start_ns, one.t_ns)
+                total.inferred = total.inferred or (two.flags == INTERPOLATED and two.t_ns <= end_ns)
             if two.t_ns > one.t_ns:
                 power_w = (two.joules - one.joules) * NS / (two.t_ns - one.t_ns)
-                samples, sum_w, squares = samples + 1, sum_w + power_w, squares + power_w**2
-        powers = samples, sum_w, squares
-        edge = partial(_edge, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=clock_ns)
-        at_end = partial(edge, curve, end, end_ns)
-        if before is None:
-            return _Sum(joules, edge(curve, start, start_ns), at_end, gap_ns, inferred, powers)
-        gap_ns, inferred = before.gap_ns + gap_ns, before.inferred or inferred
-        return _Sum(before.joules + joules, before.start, at_end, gap_ns, inferred, powers)
+                total.samples += 1
+                total.sum_w += power_w
+                total.squares += power_w**2
+        return total
 
 
 def joules(
@@ -183,16 +177,14 @@ def joules(
     interval_ns: int | None = None,
     *,
     clock_error_ns: int | Mapping[str, int] = 0,
-    lags: Mapping[SeriesKey, float] = _NO_LAGS,
+    lags: Mapping[SeriesKey, float] = MappingProxyType({}),
 ) -> list[Energy]:
-    """Return the energy of every series that covers [start, end], UTC ns; others yield nothing.
+    """Return the energy of every series that covers [start, end], UTC ns, from readings in any order.
 
-    The counter is interpolated at both edges, so windows that split an interval sum up to the whole. Readings
-    may come in any order. `interval_ns` is the time between ticks; without it the shortest distance between
-    readings is taken, which cannot show a gap when there are few. `clock_error_ns` is how far the node's clock may
-    be from the one that the window is given in, for all nodes or by node. `lags` are how old the value that a sensor
-    shows may be, in seconds by (node, device, domain, source), where that is known better than by LAG_S. Raises
-    WindowError when the end is before the start.
+    The counter is interpolated at both edges, so windows that split an interval sum up to the whole. `interval_ns` is
+    the time between ticks, by default the shortest distance between readings, which may hide a gap. `clock_error_ns` is
+    how far the node's clock may be from the window's, for all nodes or by node. `lags` are how old a value may be, s,
+    by series, by default LAG_S. Raises WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=lags)
@@ -207,11 +199,7 @@ def require_order(start_ns: int, end_ns: int) -> None:
 
 
 def missed_share(ticks: Iterable[Ticks], start_ns: int, end_ns: int, interval_ns: int) -> float:
-    """Return the share, 0 to 1, of the grid's ticks in [start, end) that lack a reading of some series.
-
-    A tick that is not there at all is missed too, so an agent that came late or died early shows. `ticks` are
-    those of one node; `interval_ns` is its session's.
-    """
+    """Return the share, 0 to 1, of a session's ticks in [start, end) that its node lacks, or lacks a reading of."""
     due = due_ticks(start_ns, end_ns, interval_ns)
     if not due:
         return 0.0
@@ -226,11 +214,7 @@ def missed_share(ticks: Iterable[Ticks], start_ns: int, end_ns: int, interval_ns
 
 
 def missed_ticks(
-    readings: Iterable[Reading],
-    series: Iterable[tuple[str, str, str]],
-    start_ns: int,
-    end_ns: int,
-    interval_ns: int,
+    readings: Iterable[Reading], series: Iterable[tuple[str, str, str]], start_ns: int, end_ns: int, interval_ns: int
 ) -> tuple[int, int]:
     """Return how many ticks the series with the most gaps lacks, and how many are due in [start, end), UTC ns.
 
@@ -250,24 +234,10 @@ def due_ticks(start_ns: int, end_ns: int, interval_ns: int) -> range:
 
 
 def _edge(curve: Curve, place: CurvePlace, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
-    """Bound the errors of the counter at one instant: of what it shows, and of when the instant was.
-
-    A cumulative counter only grows, so the joules at the instant lie between those that the last reading shows that
-    had ended by then, and those of the first one whose value is no older. At either end of a series, where there is
-    none, the unseen part is taken to be the highest power around the edge times the time that is missing.
-    """
+    """Bound the errors of the counter at one instant: of what it shows, and of when the instant was."""
     before, after = curve.rows[place.before], curve.rows[place.after]
+    # A cumulative counter only grows. Unseen joules are those of the highest power around the edge.
     power_w = curve.power_w(place, at_ns, max(lag_ns, clock_ns), lag_ns // 2)
-    min_j, max_j = curve.min_j(place, at_ns), curve.max_j(place, at_ns, lag_ns)
-    if min_j is None:
-        min_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
-    if max_j is None:
-        last = curve.last(place)
-        early_ns = lag_ns if last.early_ns is None else last.early_ns
-        max_j = last.joules + power_w * (at_ns - last.t_ns + early_ns) / NS
-    return _Edge(
-        max(0.0, place.joules - min_j),
-        max(0.0, max_j - place.joules),
-        power_w * clock_ns / NS,
-        in_gap=place.before != place.after and after.tick_ns - before.tick_ns > interval_ns,
-    )
+    min_j, max_j = curve.bounds_j(place, at_ns, lag_ns, power_w)
+    in_gap = place.before != place.after and after.tick_ns - before.tick_ns > interval_ns
+    return _Edge(max(0.0, place.joules - min_j), max(0.0, max_j - place.joules), power_w * clock_ns / NS, in_gap)

@@ -48,7 +48,6 @@ class WindowEnergy(NodeEnergy):
     """The controller's clock minus the node's at the start, ns."""
     clock_error_ns: int | None = 0
     """Bound of the error of the offset at either edge, ns; None when unknown."""
-
     covered: tuple[tuple[int, int], ...] = ()
     """Of a window without a figure of everything: the parts between readings of an agent, UTC ns as asked for."""
 
@@ -71,17 +70,16 @@ def query(
     """Return the energy in [start, end], UTC ns, of one node, of several, or of every node in the store.
 
     With `net` the idle baseline recorded last before the window is subtracted, or with `baseline` the mean power in
-    that span, UTC ns. The instants are the controller's and are moved into each node's clock by the offset that the
-    node stored; a node that stored none is taken to have the same clock, and says so. With clock="own" they are each
-    node's own wall clock's, and with clock="readings" those of its readings, which nobody sets. A window with an edge
-    at an instant that was more than once, for the wall clock was set back, has no figure. With `period_s`, after which
-    the load repeats, s, an event says where a part-time sensor may see it at one phase alone. Raises StoreError, and
-    WindowError for a node that is not in the store and a span that ends before it starts.
+    that span, UTC ns. `clock` is whose time the instants are: the controller's, by the offset that each node stored, 0
+    without one; each node's own wall clock's; or its readings', which nobody sets. An edge that the wall clock showed
+    twice gives no figure. With `period_s`, after which the load repeats, s, an event says where a part-time sensor may
+    see it at one phase alone. Raises StoreError, and WindowError for a node that is not in the store and a span that
+    ends before it starts.
     """
     require_order(start_ns, end_ns)
     sessions = store.sessions()
     nodes = known_nodes(sessions, node)
-    found: list[WindowEnergy] = []
+    found = []
     for name in nodes:
         own = [session for session in sessions if session.node == name]
         asked = _NodeQuery(store, own, (start_ns, end_ns), clock, is_alone=len(nodes) == 1)
@@ -131,8 +129,7 @@ def standing_events(description: Mapping[str, Any], t_ns: int, node: str) -> Ite
     """Yield what holds for every window of an agent, as events at `t_ns`: parts that it cannot read, boards."""
     for (device, domain), reason in channels_of(description, node).unreadable.items():
         message = f"{device} {domain} was found and cannot be read; {domain} and the total are unknown: {reason}"
-        message += "; --sensors measures what it names alone"
-        yield Event(t_ns, node, "part-unreadable", message)
+        yield Event(t_ns, node, "part-unreadable", f"{message}; --sensors measures what it names alone")
     for sensor in description.get("sensors") or ():
         if sensor.get("slices") is not None:
             message = f"{sensor['channels'][0]['device']}: whole board in MIG mode, with all its slices"
@@ -145,13 +142,7 @@ class _NodeQuery:
     """One node of the store, and a window seen through its clock."""
 
     def __init__(
-        self,
-        store: SqliteStore,
-        sessions: Sequence[Session],
-        window_ns: tuple[int, int],
-        clock: Literal["own", "controller", "readings"],
-        *,
-        is_alone: bool,
+        self, store: SqliteStore, sessions: Sequence[Session], window_ns: tuple[int, int], clock: str, *, is_alone: bool
     ) -> None:
         """Take the node's sessions, a window, UTC ns of `clock`, and whether no other node is asked."""
         self._store, self._sessions, self._window_ns, self._clock = store, sessions, window_ns, clock
@@ -197,14 +188,9 @@ class _NodeQuery:
         torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
         error_ns = self._clock_error_ns
         # An edge that the wall clock showed twice gives no figure.
+        span = start_ns, end_ns, interval_ns
         found = energy_of(
-            [] if torn else self._parts,
-            self.channels,
-            start_ns,
-            end_ns,
-            interval_ns,
-            clock_error_ns=error_ns,
-            baselines=baselines,
+            [] if torn else self._parts, self.channels, *span, clock_error_ns=error_ns, baselines=baselines
         )
         whole = found.total is not None and found.total.joules is not None
         covered_parts = [] if whole or torn else self._covered(start_ns, end_ns)
@@ -221,7 +207,7 @@ class _NodeQuery:
                 *standing_events(self._session.description, self._window_ns[0], self._node),
                 *self._clock_events(),
                 *self._restarts(start_ns, end_ns),
-                *self._events(start_ns, end_ns),
+                *(self._shown(e) for e in self._store.events(start_ns, end_ns) if e.node == self._node),
             ),
             is_net=baselines is not None,
             clock="controller" if self._offsets else "own" if self._is_known else "unknown",
@@ -234,10 +220,9 @@ class _NodeQuery:
         """Return the parts of a window that readings cover, cut where a counter started again."""
         events = self._store.events(start_ns, end_ns)
         cuts = sorted({e.t_ns for e in events if e.kind == "counter-restart" and e.node == self._node})[:_MOST_CUTS]
-        edges = [start_ns, *cuts, end_ns]
         return [
             part
-            for begin, stop in pairwise(edges)
+            for begin, stop in pairwise([start_ns, *cuts, end_ns])
             for part in covered(self._store, begin, stop if stop == end_ns else stop - 1, self._node)
         ]
 
@@ -262,9 +247,6 @@ class _NodeQuery:
                     if start_ns < event.t_ns <= end_ns and event not in found:
                         found.append(event)
         return [self._shown(event) for event in found]
-
-    def _events(self, start_ns: int, end_ns: int) -> list[Event]:
-        return [self._shown(event) for event in self._store.events(start_ns, end_ns) if event.node == self._node]
 
     def _parts(self, start_ns: int, end_ns: int) -> Iterator[Part]:
         """Yield a window in parts, with the readings that the joules and the bound of the error need."""
@@ -300,11 +282,6 @@ class _NodeQuery:
         start, end = self._own(*span)
         if start.times > 1 or end.times > 1:
             raise WindowError(f"the idle span begins or ends at an instant that {self._node}'s wall clock showed twice")
-        return baseline_of(
-            bridged(self._readings(start.t_ns, end.t_ns), self._counters, self._sessions),
-            start.t_ns,
-            end.t_ns,
-            self._session.interval_ns,
-            clock_error_ns=self._clock_error_ns,
-            lags=self.channels.lags,
-        )
+        readings = bridged(self._readings(start.t_ns, end.t_ns), self._counters, self._sessions)
+        own_ns, error_ns = (start.t_ns, end.t_ns, self._session.interval_ns), self._clock_error_ns
+        return baseline_of(readings, *own_ns, clock_error_ns=error_ns, lags=self.channels.lags)

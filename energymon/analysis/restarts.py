@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -20,9 +20,8 @@ class _Unknown(Exception):
 def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Reading]:
     """Return readings of which each agent's joules go on from those of the agent before it, where that is known.
 
-    The energy in between is the difference of the hardware counter that both have read. It is known when the
-    counter is the same, the machine was not booted or suspended, and no wrap or reset can hide in the time between.
-    Where it is not known the reading keeps its flag START. Readings come by series, then tick, as from a store.
+    The energy in between is the difference of the hardware counter that both have read, `starts`. Where it is not known
+    the reading keeps its flag START. Readings come by series, then tick, as from a store.
     """
     if len(sessions) < 2 or not any(reading.flags == START for reading in readings):
         return list(readings)
@@ -30,20 +29,16 @@ def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], session
     before: Reading | None = None
     shift_j = 0.0
     for reading in readings:
+        flags = reading.flags
         if before is None or _series(reading) != _series(before):
             shift_j = 0.0
-        elif reading.flags == START and not _in_same_session(before, reading, sessions):
+        elif flags == START:
             try:
                 shift_j += before.joules + _between_j(before, reading, starts, sessions) - reading.joules
+                flags = ""
             except _Unknown:
                 shift_j = 0.0
-            else:
-                found.append(reading._replace(joules=reading.joules + shift_j, flags=""))
-                before = reading
-                continue
-        elif reading.flags == START:
-            shift_j = 0.0
-        found.append(reading._replace(joules=reading.joules + shift_j) if shift_j else reading)
+        found.append(reading._replace(joules=reading.joules + shift_j, flags=flags))
         before = reading
     return found
 
@@ -53,7 +48,10 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
     known: dict[str, tuple[Reading, float, list[str]]] = {}
     unknown: list[Event] = []
     for before, reading in pairwise(readings):
-        if _series(reading) != _series(before) or reading.flags != START or _in_same_session(before, reading, sessions):
+        if reading.flags != START or _series(reading) != _series(before):
+            continue
+        session = _session_of(reading, sessions)
+        if session == _session_of(before, sessions):
             continue
         name = f"{reading.device} {reading.domain} ({reading.source})"
         try:
@@ -63,19 +61,13 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
             unknown.append(Event(reading.t_ns, reading.node, "restart-unknown", message))
         else:
             away_s = (reading.t_ns - before.t_ns) / NS
-            session = _session_of(reading, sessions)
             _, _, names = known.setdefault(session.name if session else "", (reading, away_s, []))
             names.append(name)
-    return [
-        Event(
-            reading.t_ns,
-            reading.node,
-            "agent-restart",
-            f"the agent was started again after {away_s:.3f} s; the counters have the joules in between of "
-            + ", ".join(names),
-        )
-        for reading, away_s, names in known.values()
-    ] + unknown
+    found = []
+    for reading, away_s, names in known.values():
+        message = f"the agent was started again after {away_s:.3f} s; the counters have the joules in between of "
+        found.append(Event(reading.t_ns, reading.node, "agent-restart", message + ", ".join(names)))
+    return found + unknown
 
 
 def _series(reading: Reading | CounterStart) -> SeriesKey:
@@ -87,12 +79,10 @@ def _session_of(reading: Reading, sessions: Iterable[Session]) -> Session | None
     return max(own, key=lambda s: s.start_ns, default=None)
 
 
-def _in_same_session(one: Reading, other: Reading, sessions: Sequence[Session]) -> bool:
-    return _session_of(one, sessions) == _session_of(other, sessions)
-
-
 def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], sessions: Sequence[Session]) -> float:
     """Return the joules between an agent's last reading and the next agent's first one; raises _Unknown."""
+    if _session_of(before, sessions) == _session_of(after, sessions):
+        raise _Unknown("it is the same agent's")
     own = [start for start in starts if _series(start) == _series(after)]
     one = max((s for s in own if s.t_ns <= before.t_ns), key=lambda s: s.t_ns, default=None)
     two = next((s for s in own if s.tick_ns == after.tick_ns), None)
@@ -121,6 +111,5 @@ def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], 
 
 def _asleep_ns(reading: Reading, sessions: Sequence[Session]) -> int:
     session = _session_of(reading, sessions)
-    description: Mapping[str, object] = session.description if session is not None else {}
-    asleep_ns = description.get("asleep_ns")
+    asleep_ns = None if session is None else session.description.get("asleep_ns")
     return asleep_ns if isinstance(asleep_ns, int) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from energymon.analysis.attribution import channels_of, directness
@@ -61,24 +62,18 @@ _Devices = dict[str, list[tuple[str, list[_Delta | None]]]]
 
 
 def tuples(
-    readings: Iterable[Reading],
-    start_ns: int,
-    end_ns: int,
-    interval_ns: int,
-    devices: Devices | None = None,
+    readings: Iterable[Reading], start_ns: int, end_ns: int, interval_ns: int, devices: Devices | None = None
 ) -> Iterator[EnergyTuple]:
     """Yield the tuple of every node at every tick t_k of which [t_{k-1}, t_k] lies in [start, end], UTC ns.
 
     Each domain is summed over its devices by the most direct source of each. A domain of which a device has no
-    figure is unknown, and a tick at which all of them are has no tuple. `devices` are those that are expected;
-    without it, those among the readings, which may come in any order. Over consecutive ticks of one source the sum
-    is what `joules` returns for the whole. Raises WindowError when the end is before the start.
+    figure is unknown, and a tick at which all of them are has no tuple. `devices` are those that are expected, by
+    default those among the readings, which may come in any order. Raises WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
-    first_ns = tick_at(start_ns + interval_ns - 1, interval_ns)
-    ticks = range(first_ns + interval_ns, end_ns + 1, interval_ns)
-    hosts = _hosts(readings, devices, first_ns, ticks)
-    for i, tick_ns in enumerate(ticks):
+    grid = range(tick_at(start_ns + interval_ns - 1, interval_ns), end_ns + 1, interval_ns)
+    hosts = _hosts(readings, devices or {}, grid)
+    for i, tick_ns in enumerate(grid[1:]):
         for node, domains in hosts.items():
             parts: dict[Domain, _DomainDelta] = {of: _part(domains[of], i) for of in domains if of not in WHOLES}
             if any(part.joules is not None for part in parts.values()):
@@ -88,84 +83,65 @@ def tuples(
 def _tuple(tick_ns: int, node: str, parts: Mapping[Domain, _DomainDelta]) -> EnergyTuple:
     cpu, memory, gpu = parts.get("cpu", _NOTHING), parts.get("dram", _NOTHING), parts.get("gpu", _NOTHING)
     estimated = cpu.source == ESTIMATE
-    return EnergyTuple(
-        tick_ns,
-        node,
-        None if estimated else cpu.joules,
-        memory.joules,
-        gpu.joules,
-        cpu.source,
-        memory.source,
-        gpu.source,
-        INTERPOLATED if cpu.interpolated or memory.interpolated or gpu.interpolated else "",
-        {domain: part.devices for domain, part in parts.items() if len(part.devices) > 1},
-        cpu.joules if estimated else None,
-    )
+    joules = None if estimated else cpu.joules, memory.joules, gpu.joules
+    sources = cpu.source, memory.source, gpu.source
+    flags = INTERPOLATED if any(part.interpolated for part in parts.values()) else ""
+    devices = {domain: part.devices for domain, part in parts.items() if len(part.devices) > 1}
+    return EnergyTuple(tick_ns, node, *joules, *sources, flags, devices, cpu.joules if estimated else None)
 
 
 def _part(devices: _Devices, i: int) -> _DomainDelta:
     """Return one domain's joules at tick `i`; unknown when a device of it has none."""
     joules: dict[str, float] = {}
-    sources: list[str] = []
+    sources: dict[str, None] = {}
     interpolated = False
     for device, several in devices.items():
         for source, deltas in several:
             if (delta := deltas[i]) is not None:
                 joules[device] = delta[0]
                 interpolated = interpolated or delta[1]
-                if source not in sources:
-                    sources.append(source)
+                sources[source] = None
                 break
     if len(joules) < len(devices):
         return _DomainDelta(None, "", False, joules)
-    named = sources[0] if len(sources) == 1 else ";".join(sorted(sources, key=directness))
-    return _DomainDelta(sum(joules.values()), named, interpolated, joules)
+    return _DomainDelta(sum(joules.values()), ";".join(sorted(sources, key=directness)), interpolated, joules)
 
 
-def _deltas(curve: Curve, first_ns: int, ticks: Iterable[int], interval_ns: int) -> Iterator[_Delta | None]:
+def _deltas(curve: Curve, grid: range) -> Iterator[_Delta | None]:
     """Yield the joules of a series at each tick since the one before; None where they are unknown."""
-    before, was_inferred = curve.place(first_ns), False
-    if before is not None:
-        was_inferred = before.before != before.after and curve.inferred(before.after, interval_ns)
-    for tick_ns in ticks:
-        now = curve.place(tick_ns)
-        is_inferred = now is not None and now.before != now.after and curve.inferred(now.after, interval_ns)
+    for before, now in pairwise(map(curve.place, grid)):
         if before is None or now is None or before.segment != now.segment:
             yield None
         else:
-            yield now.joules - before.joules, was_inferred or is_inferred
-        before, was_inferred = now, is_inferred
+            between = [place.after for place in (before, now) if place.before != place.after]
+            yield now.joules - before.joules, any(curve.inferred(after, grid.step) for after in between)
 
 
 def stored_tuples(store: SqliteStore, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[EnergyTuple]:
     """Yield the tuples of a store's node, or of one node after the other, with bounded memory.
 
-    Each session's ticks are those of its own interval and its devices those that its agent named. Raises StoreError
-    and WindowError.
+    Each session has its own interval, and the devices that its agent named. Raises StoreError and WindowError.
     """
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
-        devices = channels_of(session.description, session.node).devices
-        expected = {session.node: devices} if devices else None
+        expected = {session.node: channels_of(session.description, session.node).devices}
         for begin, stop in chunks(tick_at(begins, session.interval_ns), ends, session.interval_ns):
             yield from tuples(store.readings(begin, stop, session.node), begin, stop, session.interval_ns, expected)
 
 
-def _hosts(
-    readings: Iterable[Reading], devices: Devices | None, first_ns: int, ticks: range
-) -> dict[str, dict[Domain, _Devices]]:
-    """Return each node's domains."""
+def _hosts(readings: Iterable[Reading], devices: Devices, grid: range) -> dict[str, dict[Domain, _Devices]]:
+    """Return each node's domains, by node."""
     hosts: dict[str, dict[Domain, _Devices]] = {}
-    for node, named in (devices or {}).items():
+    for node, named in devices.items():
         for device, domain in sorted(set(named)):
             hosts.setdefault(node, {}).setdefault(domain, {})[device] = []
     for key, curve in sorted(curves(readings).items(), key=lambda item: directness(item[0][3])):
         node, device, _, source = key
         domain = curve.rows[0].domain
-        if devices is not None and node in devices and (device, domain) not in devices[node]:
+        if (expected := devices.get(node)) and (device, domain) not in expected:
             continue
         of_domain = hosts.setdefault(node, {}).setdefault(domain, {})
         # Estimates come last: what of a domain is measured is not added to an estimate of all of it.
         measured = any(several and several[0][0] != ESTIMATE for several in of_domain.values())
         if source != ESTIMATE or not measured:
-            of_domain.setdefault(device, []).append((source, list(_deltas(curve, first_ns, ticks, ticks.step))))
-    return {node: hosts[node] for node in sorted(hosts)}
+            of_domain.setdefault(device, []).append((source, list(_deltas(curve, grid))))
+    return dict(sorted(hosts.items()))

@@ -9,9 +9,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from energymon.analysis.accuracy import SensorCalibration, accuracy_of, key_of, 
 from energymon.analysis.calibration import Look, calibrate, compared
 from energymon.clock.monotonic import NS
 from energymon.errors import OptionError, SensorError
-from energymon.reading import COUNTERS, ESTIMATE
+from energymon.reading import COUNTERS
 from energymon.sensors.base import Sensor, SensorChannel
 from energymon.sensors.discover import SensorConfig, discover
 from joulefeed.child import Child, ChildError
@@ -49,13 +50,10 @@ class _Target:
 
     name: str
     """"gpu-0" or "cpu"."""
+    kind: Literal["gpu", "cpu"]
     sensors: Sequence[Sensor]
     about: tuple[str, str, str]
     """Model, UUID and driver."""
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.name.startswith("gpu")
 
     @property
     def channels(self) -> list[SensorChannel]:
@@ -63,11 +61,10 @@ class _Target:
 
 
 def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None, *, as_json: bool) -> int:
-    """Calibrate the devices of this host, all or those that are named; return the exit status.
+    """Calibrate the devices of this host, all or those that are named; return 1 where a source failed, else 0.
 
-    That is 1 where a source could not be calibrated. `raw` is a folder for the readings of each device and its load, as
-    NumPy archives. Raises OptionError for a device that is not there, SensorError where there is none, StoreError
-    and OSError.
+    `raw` is a folder for the readings of each device and its load, as NumPy archives. Raises OptionError for a device
+    that is not there, SensorError where there is none, StoreError and OSError.
     """
     if raw is not None:
         raw.mkdir(parents=True, exist_ok=True)
@@ -94,7 +91,9 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
                 failed[target.name] = f"{target.name}: {error}"
                 continue
             if raw is not None:
-                _keep(raw / f"{target.name}.npz", looks, load)
+                # Rows of begin and end, ns, and value.
+                arrays: dict[str, Any] = {" ".join(of): np.array(rows).reshape(-1, 3) for of, rows in looks.items()}
+                np.savez_compressed(raw / f"{target.name}.npz", load=np.array(load, dtype=np.int64), **arrays)
             for channel, seen in looks.items():
                 try:
                     calibrations.append(calibrate(seen, load, (*channel,), target.about))
@@ -113,26 +112,19 @@ def run_calibrate(config: SensorConfig, devices: Sequence[str], raw: Path | None
 
 def table_of(calibrations: Sequence[SensorCalibration]) -> list[str]:
     """Return a table with a line a source, and below it what a user should know of each."""
-    head = ["device", "source", "update ms", "window ms", "sampled", "delay ms", "± ms", "idle W", "busy W", "misfit"]
-    rows = [
-        [
-            c.device if c.domain in ("cpu", "gpu") else f"{c.device} {c.domain}",
-            c.source,
-            c.update,
-            _or_unknown(c.window_ms, ".3g"),
-            _or_unknown(c.duty, ".0%"),
-            _or_unknown(c.delay_ms, ".2g"),
-            f"{c.read_ms:.2g}",
-            f"{c.idle_w:.1f}",
-            f"{c.busy_w:.1f}",
-            f"{c.misfit:.2f}",
-        ]
-        for c in calibrations
-    ]
+    rows = []
+    for c in calibrations:
+        name = c.device if c.domain in ("cpu", "gpu") else f"{c.device} {c.domain}"
+        found = ((c.window_ms, ".3g"), (c.duty, ".0%"), (c.delay_ms, ".2g"))
+        model = ["unknown" if value is None else format(value, form) for value, form in found]
+        watts = f"{c.idle_w:.1f}", f"{c.busy_w:.1f}"
+        rows.append([name, c.source, c.update, *model, f"{c.read_ms:.2g}", *watts, f"{c.misfit:.2f}"])
     if not rows:
         return []
-    columns: list[TableColumn | str] = [*(TableColumn(name, left=True) for name in head[:2]), *head[2:]]
-    return [*to_text(Table(columns, rows), "").split("\n"), *(line for c in calibrations for line in remarks(c))]
+    texts = [TableColumn("device", left=True), TableColumn("source", left=True)]
+    numbers = ["update ms", "window ms", "sampled", "delay ms", "± ms", "idle W", "busy W", "misfit"]
+    table = Table([*texts, *numbers], rows)
+    return [*to_text(table).split("\n"), *(line for c in calibrations for line in remarks(c))]
 
 
 def remarks(found: SensorCalibration) -> Iterator[str]:
@@ -152,32 +144,27 @@ def remarks(found: SensorCalibration) -> Iterator[str]:
     yield f"{name}: accuracy {accuracy_of(found.source, found.model, found, _ASSUMED_NS)}"
 
 
-def _or_unknown(value: float | None, form: str) -> str:
-    return "unknown" if value is None else format(value, form)
-
-
 def _targets(sensors: Sequence[Sensor]) -> Iterator[_Target]:
     """Yield each board, and all processors together."""
     others = []
     for sensor in sensors:
         if sensor.channels[0].domain in ("gpu", "module"):
-            described = cast(Mapping[str, Any], sensor.describe())
+            described: Mapping[str, Any] = sensor.describe()
             about = described["model"], described["uuid"], described["driver"]
-            yield _Target(sensor.channels[0].device, [sensor], about)
-        elif sensor.channels[0].source != ESTIMATE:
+            yield _Target(sensor.channels[0].device, "gpu", [sensor], about)
+        else:
             others.append(sensor)
     if others:
-        yield _Target("cpu", others, (_processor(), "", platform.release()))
+        yield _Target("cpu", "cpu", others, (_processor(), "", platform.release()))
 
 
 def _processor() -> str:
     """Return the name that the kernel gives the processor; the machine's where it gives none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.machine())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _duration_s() -> float:
@@ -186,10 +173,8 @@ def _duration_s() -> float:
 
 def spans_from(start_ns: int) -> list[tuple[int, int]]:
     """Return when the device is to be busy: a step, and square waves of falling periods, monotonic ns."""
-    spans = []
-    at_s = _IDLE_S
-    spans.append((at_s, at_s + _STEP_S))
-    at_s += _STEP_S + _IDLE_S
+    spans = [(_IDLE_S, _IDLE_S + _STEP_S)]
+    at_s = 2 * _IDLE_S + _STEP_S
     for half_s in _SQUARES_S:
         for _ in range(int(_SQUARE_S / (2 * half_s))):
             spans.append((at_s, at_s + half_s))
@@ -198,12 +183,9 @@ def spans_from(start_ns: int) -> list[tuple[int, int]]:
 
 
 def _watched(target: _Target) -> tuple[dict[SensorChannel, list[Look]], list[tuple[int, int]]]:
-    """Put a target under load and return what each of its channels showed, and when it was busy.
-
-    Raises ChildError where there is no load, and SensorError where it does not begin.
-    """
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": target.about[1]} if target.is_gpu else None
-    argv = [sys.executable, "-m", "energymon.cli.load", "gpu" if target.is_gpu else "cpu"]
+    """Put a target under load; return what its channels showed and when it was busy; raises ChildError, SensorError."""
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": target.about[1]} if target.kind == "gpu" else None
+    argv = [sys.executable, "-m", "energymon.cli.load", target.kind]
     with Child(argv, env=env, keep_stderr=True, group_killed_with_parent=True) as child:
         ready = child.ready(_WARM_S)
         if not ready.get("ready"):
@@ -211,7 +193,14 @@ def _watched(target: _Target) -> tuple[dict[SensorChannel, list[Look]], list[tup
         spans = spans_from(time.monotonic_ns())
         answers: list[list[list[Any]]] = [[] for _ in target.sensors]
         stop = threading.Event()
-        reader = threading.Thread(target=_read, args=(target, answers, stop), name="calibrate")
+
+        def read() -> None:
+            while not stop.is_set():
+                for sensor, raws in zip(target.sensors, answers, strict=True):
+                    raws.append(sensor.sample())
+                time.sleep(_GPU_STEP_S if target.kind == "gpu" else _CPU_STEP_S)
+
+        reader = threading.Thread(target=read, name="calibrate")
         reader.start()
         try:
             child.send(json.dumps(spans).encode() + b"\n")
@@ -231,17 +220,3 @@ def _watched(target: _Target) -> tuple[dict[SensorChannel, list[Look]], list[tup
                 if value is not None:
                     looks[point.channel].append(Look(raw[0], raw[-1], value))
     return looks, load
-
-
-def _read(target: _Target, answers: Sequence[list[list[Any]]], stop: threading.Event) -> None:
-    step_s = _GPU_STEP_S if target.is_gpu else _CPU_STEP_S
-    while not stop.is_set():
-        for sensor, raws in zip(target.sensors, answers, strict=True):
-            raws.append(sensor.sample())
-        time.sleep(step_s)
-
-
-def _keep(file: Path, looks: Mapping[SensorChannel, Sequence[Look]], load: Sequence[tuple[int, int]]) -> None:
-    """Write the readings of each channel, rows of begin and end, ns, and value, and the load's spans, ns."""
-    arrays = {" ".join(channel): np.array(seen, dtype=np.float64).reshape(-1, 3) for channel, seen in looks.items()}
-    np.savez_compressed(file, load=np.array(load, dtype=np.int64), **cast(dict[str, Any], arrays))

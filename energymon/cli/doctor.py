@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from energymon.analysis.accuracy import Accuracy, SensorCalibration, calibration_of, load_calibrations, with_accuracy
 from energymon.analysis.attribution import channels_of, energy_of
@@ -17,7 +17,7 @@ from energymon.reading import ESTIMATE, Reading
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.outages import Jitter
 from energymon.sampling.records import Gap, Record, Sampled
-from energymon.sensors.base import Missing, Part, Sensor, SensorChannel, SensorPoint, wraps
+from energymon.sensors.base import Part, Sensor, SensorChannel, SensorPoint, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import period_ms
@@ -26,7 +26,6 @@ _POLL_S: Final = 0.1
 """A hundred updates of a RAPL counter."""
 _POLL_STEP_S: Final = 0.0001
 _MAX_S: Final = 3600.0
-_INDENT: Final = " " * 10
 _PRIORITY: Final = {
     "realtime": "real-time scheduling is permitted",
     "nice": "a negative nice is permitted; real-time scheduling needs CAP_SYS_NICE or rtprio in limits.conf",
@@ -37,9 +36,8 @@ _PRIORITY: Final = {
 def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int:
     """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
 
-    Returns 1 when nothing is measured, when a part of the host was found and has no figure: it cannot be read, or its
-    counter may wrap between two ticks; and when sources contradict each other. Raises OptionError for seconds below 0
-    or above an hour.
+    Returns 1 when nothing is measured, when a part of the host was found and has no figure, and when sources contradict
+    each other. Raises OptionError for seconds below 0 or above an hour.
     """
     if not 0 <= seconds <= _MAX_S:
         raise OptionError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
@@ -49,7 +47,6 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     found = discover(config, interval_ns)
     try:
         shown: list[SensorPoint] = []
-        unknown: list[str] = []
         for sensor in found.sensors:
             points, periods_ms = _poll(sensor)
             shown += points
@@ -58,14 +55,19 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
             lines += _about(sensor)
             lines += _accuracies(sensor, calibrations, interval_ns)
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
-        for part, why in found.unknown(interval_ns).items():
-            unknown.append(f"{part[1]} and the total: {' '.join(part)} has no figure: {why}")
-        unknown += _failing(shown)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
         lines += [f"boards {found.boards}"] if found.boards else []
         _say("sensors", lines)
-        _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
+        gaps = ((f"{gap.sensor:<10} {gap.reason}", f"{'':<10} -> {gap.remedy}") for gap in found.missing)
+        _say("missing", chain.from_iterable(gaps))
+        known = {p.channel[:2] for p in shown if p.joules is not None}
+        failing = [part for part in dict.fromkeys(p.channel[:2] for p in shown) if part not in known]
+        unknown = [
+            f"{part[1]} and the total: {' '.join(part)} has no figure: {why}"
+            for part, why in found.unknown(interval_ns).items()
+        ]
+        unknown += [f"{domain} and the total: {device} {domain} fails" for device, domain in failing]
         _say("unknown", unknown)
         readings: list[Reading] = []
         _say("ticks", _ticks(found.sensors, interval_ns, seconds, readings))
@@ -79,10 +81,10 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     return 0 if measures and not unknown and not unlike else 1
 
 
-def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
+def _say(topic: str, lines: Iterable[str]) -> None:
     """Print lines below each other, the topic before the first."""
     for line in lines:
-        print(f"{topic:<{len(_INDENT)}}{line}".rstrip())
+        print(f"{topic:<10}{line}".rstrip())
         topic = ""
 
 
@@ -118,8 +120,8 @@ def _channel(point: SensorPoint, updated_ms: float | None, wraps_s: Mapping[Part
 
 def _about(sensor: Sensor) -> Iterator[str]:
     """Yield what else a sensor says of itself."""
-    described = sensor.describe()
-    channels = cast(Sequence[Mapping[str, Any]], described["channels"])
+    described: Mapping[str, Any] = sensor.describe()
+    channels = described["channels"]
     for source, delay_s in {c["source"]: c["delay_s"] for c in channels if c.get("delay_s") is not None}.items():
         taken = f"no older than {delay_s * 1e3:g} ms" if delay_s else "none documented, 0 assumed"
         yield f"  delay of {source}, from an update to its value: {taken} (--delay-ms {source}=MS widens the bounds)"
@@ -127,8 +129,8 @@ def _about(sensor: Sensor) -> Iterator[str]:
         other = described["confirmed_by"]
         yield f"  {other} lists these domains too" if other else "  no other interface confirms this list"
     if "model" in described:
-        counted_ms = described.get("counter_period_ms")
-        every = f"counter updated every {counted_ms:.3g} ms" if isinstance(counted_ms, float) else "counter not probed"
+        counted_ms = described["counter_period_ms"]
+        every = "counter not probed" if counted_ms is None else f"counter updated every {counted_ms:.3g} ms"
         yield f"  {described['model']}, {described['uuid']}, driver {described['driver']}; {every}"
     if described.get("slices") is not None:
         yield "  whole board in MIG mode: its slices have no counter of their own"
@@ -154,19 +156,6 @@ def _accuracies(sensor: Sensor, calibrations: Mapping[str, SensorCalibration], i
             origins.setdefault(str(Accuracy(**channel["accuracy"])), []).append(name)
     for text, names in origins.items():
         yield f"  accuracy of {', '.join(names)}: {text}"
-
-
-def _gap(gap: Missing) -> Iterator[str]:
-    yield f"{gap.sensor:<10} {gap.reason}"
-    yield f"{'':<10} -> {gap.remedy}"
-
-
-def _failing(shown: Sequence[SensorPoint]) -> Iterator[str]:
-    """Yield the devices that no source brings joules of."""
-    known = {point.channel[:2] for point in shown if point.joules is not None}
-    for device, domain in dict.fromkeys(point.channel[:2] for point in shown):
-        if (device, domain) not in known:
-            yield f"{domain} and the total: {device} {domain} fails"
 
 
 def _disagreements(sensors: Sequence[Sensor], readings: Sequence[Reading], interval_ns: int) -> tuple[str, ...]:
@@ -196,10 +185,10 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float, readings
                 if not record.whole:
                     jitter.miss(1)
             if sensors and isinstance(record, Sampled):
-                points = [p for i, raw in record.samples for p in sensors[i].decode(raw, record.offset_ns)]
                 readings.extend(
                     Reading(record.tick_ns, p.t_ns, "", *p.channel, p.joules, p.flags, p.early_ns, p.late_ns)
-                    for p in points
+                    for i, raw in record.samples
+                    for p in sensors[i].decode(raw, record.offset_ns)
                     if p.joules is not None
                 )
 

@@ -26,8 +26,6 @@ _PASSED: Final = (
 _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 """What Python ignores, and the command is not to."""
 _SWITCH_S: Final = 0.0002
-_STATUS_MISSING: Final = 127
-_STATUS_DENIED: Final = 126
 _REMEDY: Final = "`python -m energymon doctor` says what is missing, `--estimate missing` estimates the CPU's joules"
 
 
@@ -35,9 +33,8 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
     """Run a command and print its joules on stderr; return its exit status.
 
     That is 127 for a command that is not there, 126 for one that cannot be run, and 128 and the number of the signal
-    that ended it. Signals that a process sends are passed on; a terminal sends its own to the command too.
-    `owner` is whose share of the CPU's joules is attributed; JSON is written to a file, or to stderr for "-". Raises
-    OptionError, SensorError and OSError before the command runs.
+    that ended it. `owner` is whose share of the CPU's joules is attributed; JSON is written to a file, or to stderr for
+    "-". Raises OptionError, SensorError and OSError before the command runs.
     """
     argv = argv[1:] if argv[:1] == ["--"] else argv
     if not argv:
@@ -66,7 +63,7 @@ def run_exec(argv: list[str], config: SensorConfig, owner: str | None, json_file
         pid = os.posix_spawnp(argv[0], argv, os.environ, setsigmask=mask, setsigdef=_RESTORED)
     except OSError as error:
         print(f"energymon: {argv[0]}: {error.strerror}", file=errors)
-        return _STATUS_MISSING if isinstance(error, FileNotFoundError) else _STATUS_DENIED
+        return 127 if isinstance(error, FileNotFoundError) else 126
     # While the command runs, what shows its figures is imported; its end is still seen at once.
     sys.setswitchinterval(_SWITCH_S)
     importing = threading.Thread(target=importlib.import_module, args=("energymon.cli.query",), daemon=True)

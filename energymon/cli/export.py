@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal, cast, get_args
+from typing import IO, BinaryIO, Final, Literal, cast
 
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
@@ -18,10 +18,6 @@ from energymon.analysis.tuples import stored_tuples
 from energymon.errors import OptionError
 from energymon.reading import Reading, Session
 from energymon.store import SqliteStore
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 READING_COLUMNS: Final = {
     "tick_ns": "tick of the grid that the reading belongs to, UTC ns of the node",
@@ -51,9 +47,6 @@ TUPLE_COLUMNS: Final = {
 """Columns of an energy tuple and what they are, in order."""
 
 Format = Literal["parquet", "csv", "line"]
-FORMATS: Final[tuple[Format, ...]] = get_args(Format)
-
-_STDOUT: Final = "-"
 _AT_ONCE: Final = 50_000
 
 
@@ -69,15 +62,23 @@ def export(
 ) -> int:
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
-    The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Lines are those
-    that are sent to InfluxDB.
-    Raises OptionError when the file cannot be written, StoreError, and WindowError when the end is before the start.
+    The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Lines are
+    InfluxDB's. Raises OptionError for a file that cannot be written, StoreError, and WindowError.
     """
     require_order(start_ns, end_ns)
-    columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
-    lines = _reading_lines if what == "readings" else _tuple_lines
-    rows = _rows(store, what, start_ns, end_ns, node)
-    return write_rows(rows, columns, out, format, lines(store, start_ns, end_ns, node))
+    asked = store, start_ns, end_ns, node
+    if what == "readings":
+        readings = (r for _, some in _readings(*asked) for r in some)
+        return write_rows(readings, READING_COLUMNS, out, format, _reading_lines(*asked))
+    from energymon.influx.lineprotocol import run_of, tuple_line
+
+    rows = (tuple(getattr(found, name) for name in TUPLE_COLUMNS) for found in stored_tuples(*asked))
+    lines = (
+        tuple_line(found, run_of(session))
+        for session, begins, ends in session_spans(*asked)
+        for found in stored_tuples(store, begins, ends, session.node)
+    )
+    return write_rows(rows, TUPLE_COLUMNS, out, format, lines)
 
 
 def write_rows(
@@ -87,15 +88,12 @@ def write_rows(
     format: Format | None,
     lines: Iterable[str] | None = None,
 ) -> int:
-    """Write rows of columns, which are described, to a file or "-", stdout, and return how many; or lines instead.
-
-    Without a format the suffix of the file names it. Raises OptionError when the file cannot be written.
-    """
+    """Write rows of described columns, or lines, as `export` does; raises OptionError when it cannot."""
     if not str(out) or not Path(out).name:
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
-        known = [one for one in FORMATS if one != "line" or lines is not None]
+        known = ["parquet", "csv"] if lines is None else ["parquet", "csv", "line"]
         if format not in known:
             raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(known)} at its end, or --format")
 
@@ -103,12 +101,16 @@ def write_rows(
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        each = (text.write(f"{line}\n") for line in lines or ())
-        count = _write_csv(rows, text, columns) if format == "csv" else _count(each)
+        written: Iterable[int] = (text.write(f"{line}\n") for line in lines or ())
+        if format == "csv":
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(columns)
+            written = map(writer.writerow, rows)
+        count = sum(1 for _ in written)
         text.detach()
         return count
 
-    if str(out) != _STDOUT:
+    if str(out) != "-":
         with _appearing(Path(out)) as file:
             return write(file)
     if format == "parquet":
@@ -121,15 +123,6 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
     """Write readings as Parquet, a row each, in the columns of `export`; raises OSError."""
     with path.open("wb") as file:
         _write_parquet(iter(readings), file, READING_COLUMNS)
-
-
-def _rows(store: SqliteStore, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
-    if what == "tuples":
-        return (
-            tuple(getattr(found, name) for name in TUPLE_COLUMNS)
-            for found in stored_tuples(store, start_ns, end_ns, node)
-        )
-    return (r for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
 
 
 def _readings(
@@ -149,36 +142,21 @@ def _reading_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | N
         ids: dict[str, int] = {}
         rows = []
         for r in readings:
-            prefix = energy_prefix(r.node, r.device, r.domain, r.source, session.name)
+            prefix = energy_prefix(session.name, r.node, r.device, r.domain, r.source)
             rows.append((r.tick_ns, ids.setdefault(prefix, len(ids)), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns))
-        yield from reading_lines(rows, {number: prefix for prefix, number in ids.items()})
-
-
-def _tuple_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
-    from energymon.influx.lineprotocol import run_of, tuple_line
-
-    for session, begins, ends in session_spans(store, start_ns, end_ns, node):
-        run = run_of(session)
-        for found in stored_tuples(store, begins, ends, session.node):
-            yield tuple_line(found, run)
-
-
-def _write_csv(rows: Iterable[Sequence[object]], file: IO[str], columns: Iterable[str]) -> int:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    return _count(map(writer.writerow, rows))
-
-
-def _count(written: Iterable[object]) -> int:
-    """Take all items, which writes them, and return how many there were."""
-    return sum(1 for _ in written)
+        yield from reading_lines(rows, dict(enumerate(ids)))
 
 
 def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([pa.field(name, _type(name), metadata={"description": doc}) for name, doc in columns.items()])
+    floats = "joules", "_j", "_share", "_g", "cost", "_energy", "_energy_estimate"
+    fields = []
+    for name, doc in columns.items():
+        kind = pa.int64() if name.endswith("_ns") else pa.float64() if name.endswith(floats) else pa.string()
+        fields.append(pa.field(name, kind, metadata={"description": doc}))
+    schema = pa.schema(fields)
     count = 0
     with pq.ParquetWriter(file, schema) as writer:
         while batch := list(islice(rows, _AT_ONCE)):
@@ -187,15 +165,6 @@ def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: d
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
             count += len(batch)
     return count
-
-
-def _type(column: str) -> pa.DataType:
-    import pyarrow as pa
-
-    if column.endswith("_ns"):
-        return pa.int64()
-    floats = "joules", "_j", "_share", "_g", "cost", "_energy", "_energy_estimate"
-    return pa.float64() if column.endswith(floats) else pa.string()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A load with known edges, in a process of its own: `python -m energymon.cli.load gpu | cpu`.
 
 It prints a line of JSON when it is warm, reads the spans in which it is to be busy, [[begin, end], …] in monotonic ns,
-and prints those in which it was. `gpu` multiplies matrices on CUDA's first device; `cpu` spins on all processors of the
-process but one, which is for who reads the sensors.
+and prints those in which it was. `gpu` multiplies matrices on CUDA's first device; `cpu` spins on all processors but
+one, which is for reading the sensors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from energymon.clock.monotonic import NS
@@ -31,7 +32,7 @@ def _wait_until(at_ns: int) -> None:
         time.sleep(left_ns / NS)
 
 
-def _busy(spans: Spans, work: Callable[[], None]) -> list[tuple[int, int]]:
+def _busy(spans: Spans, work: Callable[[], object]) -> list[tuple[int, int]]:
     """Do the work again and again in each span; return the spans as they were."""
     done: list[tuple[int, int]] = []
     for begin_ns, end_ns in spans:
@@ -45,7 +46,7 @@ def _busy(spans: Spans, work: Callable[[], None]) -> list[tuple[int, int]]:
     return done
 
 
-def _matrix_products() -> Callable[[], None]:
+def _matrix_products() -> Callable[[], object]:
     """Return the function that keeps CUDA's first device busy for about a millisecond, once the device is warm."""
     import torch
 
@@ -64,12 +65,7 @@ def _matrix_products() -> Callable[[], None]:
     until_ns = time.monotonic_ns() + round(_WARM_S * NS)
     while time.monotonic_ns() < until_ns:
         multiply(10)
-    times = max(1, round(_BURST_S / (multiply(20) / 20)))
-
-    def burst() -> None:
-        multiply(times)
-
-    return burst
+    return partial(multiply, max(1, round(_BURST_S / (multiply(20) / 20))))
 
 
 def _spin(spans: Spans) -> list[tuple[int, int]]:

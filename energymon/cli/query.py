@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from energymon.analysis.attribution import EnergyComponent
@@ -36,9 +36,9 @@ _FIGURES: Final = ("J", "± J", "edge", "clock", "accuracy ± J", "interpolated"
 
 
 def run_query(options: argparse.Namespace) -> int:
-    """Print the joules of the windows that the command's options name; return the exit status.
+    """Print the joules of the windows that options name; return 3 where none are known, else 0.
 
-    That is 3 where no joules are known. Raises OptionError, WindowError and StoreError.
+    Raises OptionError, WindowError and StoreError.
     """
     baseline = (parse_instant(options.baseline[0]), parse_instant(options.baseline[1])) if options.baseline else None
     times = options.start, options.end
@@ -55,13 +55,9 @@ def run_query(options: argparse.Namespace) -> int:
             asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
         net = options.net or baseline is not None
         period_s = None if options.period_ms is None else options.period_ms / 1e3
-        windows = [
-            window
-            for start_ns, end_ns, node, clock in asked
-            for window in query(
-                store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock, period_s=period_s
-            )
-        ]
+        windows: list[WindowEnergy] = []
+        for start_ns, end_ns, node, clock in asked:
+            windows += query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock, period_s=period_s)
         began_ns = min((session.start_ns for session in store.sessions()), default=None)
     given = {"co2_g": options.co2_g_per_kwh, "cost": options.price_per_kwh}
     amounts = {name: per_kwh for name, per_kwh in given.items() if per_kwh is not None}
@@ -96,14 +92,11 @@ def _await_now(store: SqliteStore) -> None:
 
 
 def parse_instant(text: str) -> int:
-    """Return UTC ns from an integer of ns, an ISO 8601 time, which is UTC without an offset, or now.
-
-    Raises OptionError for any other text, and for an instant outside 1970 to 2116.
-    """
+    """Return UTC ns from an integer of ns, an ISO 8601 time, UTC without an offset, or now; raises OptionError."""
     if text == _NOW:
         return time.time_ns()
     try:
-        instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
+        instant_ns = int(text) if text.isdecimal() else _utc_ns(datetime.fromisoformat(text))
     except ValueError as error:
         raise OptionError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
     if not 0 <= instant_ns <= LAST_NS:
@@ -111,16 +104,13 @@ def parse_instant(text: str) -> int:
     return instant_ns
 
 
-def _since_1970(moment: datetime) -> int:
-    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
+def _utc_ns(moment: datetime) -> int:
+    since_1970 = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since_1970 // timedelta(microseconds=1) * 1000
 
 
 def _rows(windows: Iterable[WindowEnergy], amounts: Mapping[str, float]) -> Iterator[list[object]]:
-    """Yield a row of COLUMNS for each domain of a window, its total, and each series.
-
-    The part is "sum", "summed" for a series that is in a sum, or "beside".
-    """
+    """Yield a row of COLUMNS for each domain of a window, its total, and each series."""
     for window in windows:
         found: list[EnergyComponent | Energy] = [*window.components, *window.energies]
         for one in found:
@@ -138,22 +128,25 @@ def _rows(windows: Iterable[WindowEnergy], amounts: Mapping[str, float]) -> Iter
 def render(windows: Sequence[WindowEnergy], amounts: Mapping[str, float] = NO_AMOUNTS) -> str:
     """Return each node's components, then its series, then its agent's events; joules and their error bounds.
 
-    An estimate is named so in every line that contains one. `amounts` are grams of CO2 and price of a kilowatt-hour,
-    by their columns, co2_g and cost.
+    An estimate is named so in every line that contains one. `amounts` are those of a kilowatt-hour, co2_g and cost.
     """
     if not windows:
         return "no agent had started before the end of this window"
     parts = [_window(window, amounts) for window in windows]
     if len(windows) > 1:
-        parts.append(_together(windows, amounts))
+        head, together = f"all {len(windows)} nodes:", total(windows)
+        if together is None:
+            parts.append(f"{head} {_UNKNOWN}: a node has no figure")
+        else:
+            parts.append("\n".join([head, *_components([together], amounts, net=windows[0].is_net)]))
     return "\n\n".join(parts)
 
 
 def figures(window: WindowEnergy) -> list[str]:
     """Return a window's joules by component, what contradicts them, where their accuracy is from, what happened."""
-    lines = _components(window.components, {}, net=False)
-    lines += [f"  disagree: {text}" for text in window.disagreements]
-    return [*lines, *_accuracies(window), *_events(window.events)]
+    disagreements = (f"  disagree: {text}" for text in window.disagreements)
+    components = _components(window.components, {}, net=False)
+    return [*components, *disagreements, *_accuracies(window), *_events(window.events)]
 
 
 def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
@@ -168,20 +161,17 @@ def _window(window: WindowEnergy, amounts: Mapping[str, float]) -> str:
     lines += _components(window.components, amounts, net=window.is_net)
     lines += [f"  disagree: {text}" for text in window.disagreements]
     if window.energies:
-        lines.append("")
-        lines += _series(window)
-        lines += _accuracies(window)
+        lines += ["", *_series(window), *_accuracies(window)]
     lines += _no_baseline(window)
     if window.events:
-        lines.append("")
-        lines += _events(window.events)
+        lines += ["", *_events(window.events)]
     return "\n".join(lines)
 
 
 def _covered(window: WindowEnergy) -> Iterator[str]:
     """Yield what of a window without a figure has readings, in instants that can be asked for."""
     ambiguous = any(event.kind == "clock-ambiguous" for event in window.events)
-    if ambiguous or (window.components and window.components[-1].joules is not None):
+    if ambiguous or (window.total is not None and window.total.joules is not None):
         return
     if not window.covered:
         yield "  there are no readings in it"
@@ -228,26 +218,15 @@ def _no_baseline(window: WindowEnergy) -> Iterator[str]:
         )
 
 
-def _together(windows: Sequence[WindowEnergy], amounts: Mapping[str, float]) -> str:
-    head = f"all {len(windows)} nodes:"
-    if (together := total(windows)) is None:
-        return f"{head} {_UNKNOWN}: a node has no figure"
-    return "\n".join([head, *_components([together], amounts, net=windows[0].is_net)])
-
-
 def _clock(window: WindowEnergy) -> str:
-    match window.clock:
-        case "own":
-            return "its own clock"
-        case "controller":
-            error_ms = (window.clock_error_ns or 0) / 1e6
-            return f"the controller's clock ({window.offset_ns / 1e6:+.3f} ms, ±{error_ms:.3f} ms)"
-        case "unknown":
-            return "clock offset unknown, taken as 0"
+    if window.clock == "controller":
+        error_ms = (window.clock_error_ns or 0) / 1e6
+        return f"the controller's clock ({window.offset_ns / 1e6:+.3f} ms, ±{error_ms:.3f} ms)"
+    return "its own clock" if window.clock == "own" else "clock offset unknown, taken as 0"
 
 
 def _components(components: Sequence[EnergyComponent], amounts: Mapping[str, float], *, net: bool) -> list[str]:
-    head: list[TableColumn | str] = ["", *_FIGURES, *(["idle J", "net J", "± J"] if net else [])]
+    head = ["", *_FIGURES, *(["idle J", "net J", "± J"] if net else [])]
     head += ["g CO2" if name == "co2_g" else name for name in amounts]
     rows = []
     for c in components:
@@ -265,30 +244,19 @@ def _components(components: Sequence[EnergyComponent], amounts: Mapping[str, flo
 
 
 def _series(window: WindowEnergy) -> list[str]:
-    head: list[TableColumn | str] = [
-        "",
-        TableColumn("device", left=True),
-        *_FIGURES,
-        *(["net J"] if window.is_net else []),
-    ]
     rows = []
     for e in window.energies:
         cells = [e.domain, e.device, *_figures(e)]
         if window.is_net:
             cells.append(_j(e.net_j) if e in window.best else "")
         rows.append([*cells, e.source if e in window.best else f"{e.source} (not summed)"])
-    return _table(head, rows)
+    net = ["net J"] if window.is_net else []
+    return _table(["", TableColumn("device", left=True), *_FIGURES, *net], rows)
 
 
 def _figures(of: EnergyComponent | Energy) -> list[str]:
-    return [
-        _j(of.joules),
-        _bound(of.error_j, of.joules),
-        _bound(of.edge_error_j, of.joules),
-        _bound(of.clock_error_j, of.joules),
-        _j(of.accuracy_j),
-        f"{of.interpolated_share:.2%}",
-    ]
+    bounds = (_bound(error_j, of.joules) for error_j in (of.error_j, of.edge_error_j, of.clock_error_j))
+    return [_j(of.joules), *bounds, _j(of.accuracy_j), f"{of.interpolated_share:.2%}"]
 
 
 def _table(head: Sequence[TableColumn | str], rows: Sequence[Sequence[str]]) -> list[str]:

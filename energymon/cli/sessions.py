@@ -3,53 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from energymon.analysis.attribution import directness, series_of
-from energymon.clock.monotonic import LAST_NS, NS, utc_text
+from energymon.analysis.sessions import known_nodes, sessions_of
+from energymon.clock.monotonic import NS, utc_text
+from energymon.reading import Session, Ticks
 from energymon.store import SqliteStore
 from joulefeed.table import Table, TableColumn, to_text
 
 
 def run_sessions(path: Path, *, as_json: bool) -> int:
-    """Print what a store has; return the exit status, 0. Raises StoreError."""
+    """Print each run of an agent in a store, by node and time; return the exit status, 0. Raises StoreError.
+
+    In JSON, begin_ns and end_ns are the first and the last tick, UTC ns by the clock of the readings, None without one;
+    is_ended is false where the agent runs or was killed; gaps are the first and the last of missed ticks in a row.
+    """
     with SqliteStore.open(path) as store:
-        found = stored_sessions(store)
-    columns: list[TableColumn | str] = [
-        TableColumn(name, left=True) for name in ("node", "begin", "end", "", "sources")
-    ]
-    columns += ["every ms", "gaps", "ticks missed", "longest gap s"]
-    text = to_text(Table(columns, [_cells(one) for one in found]), "") if found else "there is no session in this store"
+        every = [pair for node in known_nodes(store.sessions()) for pair in sessions_of(store, node)]
+        found = [_described(session, store.ticks(session.start_ns, end, session.node)) for session, end in every]
+    columns = [TableColumn(name, left=True) for name in ("node", "begin", "end", "", "sources")]
+    numbers = "every ms", "gaps", "ticks missed", "longest gap s"
+    table = Table([*columns, *numbers], [_cells(one) for one in found])
+    text = to_text(table) if found else "there is no session in this store"
     print(json.dumps(found) if as_json else text)
     return 0
 
 
-def stored_sessions(store: SqliteStore) -> list[dict[str, Any]]:
-    """Return each run of an agent, by node and time, as JSON types; times by the clock of its readings, UTC ns.
-
-    begin_ns and end_ns are the first and the last tick that are stored, None without one; is_ended is false where the
-    agent runs or was killed; gaps are the first and the last of missed ticks that follow each other. Raises StoreError.
-    """
-    sessions = sorted(store.sessions(), key=lambda session: (session.node, session.start_ns))
-    found = []
-    for session, after in zip(sessions, [*sessions[1:], None], strict=True):
-        until_ns = after.start_ns if after is not None and after.node == session.node else LAST_NS
-        ticks = [t for t in store.ticks(session.start_ns, until_ns, session.node) if t.last_ns >= session.start_ns]
-        sensors = cast(list[Mapping[str, object]], session.description.get("sensors") or [])
-        one: dict[str, Any] = {
-            "node": session.node,
-            "begin_ns": ticks[0].first_ns if ticks else None,
-            "end_ns": ticks[-1].last_ns if ticks else None,
-            "is_ended": session.end_ns is not None,
-            "interval_ms": session.interval_ns / 1e6,
-            "sources": sorted({str(series["source"]) for series in series_of(sensors)}, key=directness),
-            "missed_ticks": sum(t.count for t in ticks if t.missed),
-            "gaps": [(t.first_ns, t.last_ns) for t in ticks if t.missed],
-        }
-        found.append(one)
-    return found
+def _described(session: Session, ticks: Sequence[Ticks]) -> dict[str, Any]:
+    description: Mapping[str, Any] = session.description
+    return {
+        "node": session.node,
+        "begin_ns": ticks[0].first_ns if ticks else None,
+        "end_ns": ticks[-1].last_ns if ticks else None,
+        "is_ended": session.end_ns is not None,
+        "interval_ms": session.interval_ns / 1e6,
+        "sources": sorted({s["source"] for s in series_of(description.get("sensors") or ())}, key=directness),
+        "missed_ticks": sum(t.count for t in ticks if t.missed),
+        "gaps": [(t.first_ns, t.last_ns) for t in ticks if t.missed],
+    }
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """What of a store the server does not have yet, in order, as lines; and the room that the rest may take.
 
-The store notes in the table `sent`, by kind, up to which row or tick the server has acknowledged. Readings and energy
-tuples are sent by tick. A reading that is stored after later ticks of its node is noted in the table `late`.
+The table `sent` has, by kind, up to which row or tick the server has acknowledged. Readings and energy tuples are sent
+by tick. The table `late` has readings that were stored after later ticks of their node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -39,8 +39,6 @@ _TRIM_FROM: Final = 0.9
 _TRIM_TO: Final = 0.8
 """Parts of the limit at which acknowledged readings begin and cease to be deleted."""
 _WAL_BYTES: Final = 8_000_000
-_OPENED: Final = "opened"
-"""Kind in the table `sent` from which an agent sees that late readings are to be noted."""
 _READINGS: Final = f"""SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings
     WHERE tick_ns > ? AND {OF_NODE} ORDER BY tick_ns, series_id LIMIT ?"""  # noqa: S608
 _LATE: Final = f"""SELECT r.tick_ns, r.series_id, r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns
@@ -73,22 +71,20 @@ class StoreCursor(Closing):
 
     def __init__(self, path: Path) -> None:
         """Open the store; raises StoreError when there is none, BusyError when another sender empties it."""
-        self._store = SqliteStore.open(path)
         self.path = path
-        self._lock: socket.socket | None = None
-        try:
-            self._lock = _lock(path)
-            self._db = connect(path, "rw")
-            self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            # From now on the agent notes late readings.
-            self._db.execute("INSERT OR IGNORE INTO sent VALUES (?, 0)", (_OPENED,))
-            self._sent: dict[str, int] = dict(self._db.execute("SELECT kind, last FROM sent"))
-        except (sqlite3.Error, StoreError) as error:
-            self._store.close()
-            if self._lock is not None:
-                self._lock.close()
-            raise store_error(path, error) from error
+        with ExitStack() as opened:
+            self._store = opened.enter_context(SqliteStore.open(path))
+            opened.enter_context(_lock(path))
+            self._db = opened.enter_context(closing(connect(path, "rw")))
+            try:
+                self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                # From now on the agent notes late readings.
+                self._db.execute("INSERT OR IGNORE INTO sent VALUES ('opened', 0)")
+                self._sent: dict[str, int] = dict(self._db.execute("SELECT kind, last FROM sent"))
+            except sqlite3.Error as error:
+                raise store_error(path, error) from error
+            self._opened = opened.pop_all()
 
     def next_batch(self, *, last: bool = False, after: LineBatch | None = None) -> LineBatch | None:
         """Return what comes next, the same until it is acknowledged, or None when all has been sent.
@@ -113,7 +109,7 @@ class StoreCursor(Closing):
 
     def acknowledge(self, batch: LineBatch) -> None:
         """Note that the server has the batch; raises StoreError when the store cannot be written."""
-        with self._transaction():
+        with transaction(self.path, self._db):
             self._db.executemany(
                 "INSERT INTO sent VALUES (?, ?) ON CONFLICT DO UPDATE SET last = excluded.last", batch.sent.items()
             )
@@ -123,7 +119,7 @@ class StoreCursor(Closing):
     def set_aside(self, lines: Iterable[str], reason: str) -> None:
         """Keep lines that the server will never take in the table `rejected`."""
         rows = [(time.time_ns(), line, reason) for line in lines]
-        with self._transaction():
+        with transaction(self.path, self._db):
             self._db.executemany("INSERT INTO rejected (t_ns, line, reason) VALUES (?, ?, ?)", rows)
 
     def unsent(self) -> int:
@@ -136,34 +132,26 @@ class StoreCursor(Closing):
         return int(found)
 
     def trim(self, limit_bytes: int) -> bool:
-        """Delete acknowledged readings, oldest first, when the store nears its limit; return whether it is below.
-
-        The room is used again by what comes, so the file grows no further.
-        """
+        """Delete acknowledged readings, oldest first, when the store nears its limit; return whether it is below."""
         used = self._store.used_bytes
-        if used() >= limit_bytes * _TRIM_FROM:
-            while used() > limit_bytes * _TRIM_TO and self._delete_some():
-                pass
+        some = used() >= limit_bytes * _TRIM_FROM
+        while some and used() > limit_bytes * _TRIM_TO:
+            with transaction(self.path, self._db):
+                some = delete_oldest(self._db, LAST_NS, _TRIM_ROWS)
         return used() < limit_bytes
 
     def close(self) -> None:
         """Let another sender have the store; may be called twice."""
-        self._store.close()
-        self._db.close()
-        assert self._lock is not None
-        self._lock.close()
+        self._opened.close()
 
     def _add_sessions(self, batch: LineBatch, sessions: Sequence[Session]) -> None:
         """Add sessions that began, and those that ended since."""
         for number, session in enumerate(sessions, 1):
-            began = number > batch.sent.get("sessions", 0)
-            ended = session.end_ns is not None and number > batch.sent.get("ends", 0)
-            if began or ended:
+            kinds = ["sessions"] if session.end_ns is None else ["sessions", "ends"]
+            new = {kind: number for kind in kinds if number > batch.sent.get(kind, 0)}
+            batch.sent.update(new)
+            if new:
                 batch.lines.append(lines_of.session_line(session))
-            if began:
-                batch.sent["sessions"] = number
-            if ended:
-                batch.sent["ends"] = number
 
     def _add_news(self, batch: LineBatch) -> None:
         """Add epochs and events."""
@@ -189,15 +177,11 @@ class StoreCursor(Closing):
         return [kind(*row) for _, *row in rows]
 
     def _add_tuples(self, batch: LineBatch, node: str, sessions: Sequence[Session], *, last: bool) -> None:
-        """Add a node's energy tuples, each once all readings that it depends on are there.
-
-        Joules at a tick are interpolated between the readings around it, also where the tick itself has none, so a
-        tuple waits for the next reading of each series, and for its lag.
-        """
+        """Add a node's energy tuples, each once the next reading of each series, and its lag, are there."""
         kind = f"tuples {node}"
         sent_ns = batch.sent.get(kind)
-        for i, session in enumerate(sessions):
-            next_ns = sessions[i + 1].start_ns if i + 1 < len(sessions) else LAST_NS
+        for session, after in zip(sessions, [*sessions[1:], None], strict=True):
+            next_ns = LAST_NS if after is None else after.start_ns
             if sent_ns is not None and sent_ns >= next_ns:
                 continue
             first_ns, last_ns = self._db.execute(
@@ -207,9 +191,9 @@ class StoreCursor(Closing):
             if first_ns is None:
                 continue
             # The counters have the joules between two agents: one goes on where the tuples of the one before it end.
-            goes_on = sent_ns is not None and first_ns - sent_ns <= PATIENCE_NS
-            start_ns = tick_at(sent_ns if goes_on and sent_ns is not None else first_ns, session.interval_ns)
-            over = last or session.end_ns is not None or i + 1 < len(sessions)
+            begin_ns = first_ns if sent_ns is None or first_ns - sent_ns > PATIENCE_NS else sent_ns
+            start_ns = tick_at(begin_ns, session.interval_ns)
+            over = last or session.end_ns is not None or after is not None
             settle_ns = _settle_ns(session)
             found = self._db.execute(_LATEST, (last_ns - PATIENCE_NS, last_ns, node)).fetchall()
             latest = [t_ns for (t_ns,) in found if t_ns is not None] or [0]
@@ -220,8 +204,7 @@ class StoreCursor(Closing):
             if until_ns > start_ns:
                 stored = self._store.readings(start_ns - settle_ns, until_ns + settle_ns, node)
                 readings = bridged(stored, self._store.counters(node), sessions)
-                devices = channels_of(session.description, node).devices
-                expected = {node: devices} if devices else None
+                expected = {node: channels_of(session.description, node).devices}
                 run = lines_of.run_of(session)
                 each = tuples(readings, start_ns, until_ns, session.interval_ns, expected)
                 batch.lines.extend(lines_of.tuple_line(one, run) for one in each)
@@ -232,18 +215,13 @@ class StoreCursor(Closing):
         """Add a node's next readings and ticks."""
         kind = f"readings {node}"
         sent_ns = batch.sent.get(kind, -1)
-        rows: list[lines_of.RawReading] = self._db.execute(_READINGS, (sent_ns, node, _BATCH_LINES)).fetchall()
-        runs = self._db.execute(_TICKS, (node, sent_ns))
-        ticks = list(
-            islice(
-                (
-                    (tick_ns, missed)
-                    for first_ns, last_ns, step_ns, missed in runs
-                    for tick_ns in range(first_ns, last_ns + 1, step_ns)[max(0, (sent_ns - first_ns) // step_ns + 1) :]
-                ),
-                _BATCH_LINES,
-            )
+        rows = self._db.execute(_READINGS, (sent_ns, node, _BATCH_LINES)).fetchall()
+        every = (
+            (tick_ns, missed)
+            for first_ns, last_ns, step_ns, missed in self._db.execute(_TICKS, (node, sent_ns))
+            for tick_ns in range(first_ns, last_ns + 1, step_ns)[max(0, (sent_ns - first_ns) // step_ns + 1) :]
         )
+        ticks = list(islice(every, _BATCH_LINES))
         if not rows and not ticks:
             return
         until_ns = max(found[-1][0] for found in (rows, ticks) if found)
@@ -252,8 +230,8 @@ class StoreCursor(Closing):
                 # There may be more; the last tick may be cut, and comes with the next batch.
                 until_ns = min(until_ns, found[-1][0] - 1)
         batch.sent[kind] = until_ns
-        self._add_lines(batch, node, sessions, [row for row in rows if row[0] <= until_ns])
-        for session, some in _by_session(sessions, [tick for tick in ticks if tick[0] <= until_ns]):
+        self._add_lines(batch, node, sessions, (row for row in rows if row[0] <= until_ns))
+        for session, some in _by_session(sessions, (tick for tick in ticks if tick[0] <= until_ns)):
             batch.lines.extend(lines_of.tick_lines(some, node, session.name))
 
     def _add_late(self, batch: LineBatch, node: str, sessions: Sequence[Session]) -> None:
@@ -263,32 +241,20 @@ class StoreCursor(Closing):
         self._add_lines(batch, node, sessions, rows)
 
     def _add_lines(
-        self, batch: LineBatch, node: str, sessions: Sequence[Session], rows: list[lines_of.RawReading]
+        self, batch: LineBatch, node: str, sessions: Sequence[Session], rows: Iterable[lines_of.RawReading]
     ) -> None:
         """Add the lines of readings, each with the session that it is from."""
         series = self._db.execute("SELECT id, device, domain, source FROM series WHERE node = ?", (node,)).fetchall()
         for session, some in _by_session(sessions, rows):
-            prefixes = {
-                key: lines_of.energy_prefix(node, device, domain, source, session.name)
-                for key, device, domain, source in series
-            }
+            prefixes = {key: lines_of.energy_prefix(session.name, node, *names) for key, *names in series}
             batch.lines.extend(lines_of.reading_lines(some, prefixes))
-
-    def _delete_some(self) -> bool:
-        """Delete the oldest acknowledged readings of a node, a few thousand; return whether there were any."""
-        with self._transaction():
-            return delete_oldest(self._db, LAST_NS, _TRIM_ROWS)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """See one state of the store throughout, whatever the agent commits meanwhile."""
-        with self._transaction("BEGIN"):
+        with transaction(self.path, self._db, "BEGIN"):
             self._db.execute("SELECT 1 FROM sent").fetchone()
             yield
-
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> AbstractContextManager[None]:
-        """Commit the changes of the context, or undo it; raises StoreError for what SQLite raises."""
-        return transaction(self.path, self._db, begin)
 
 
 def _settle_ns(session: Session) -> int:
@@ -298,18 +264,11 @@ def _settle_ns(session: Session) -> int:
     return round(2 * NS * max(lags_s, default=min(LAG_S.values()))) + session.interval_ns
 
 
-def _by_session(sessions: Sequence[Session], rows: list[_Row]) -> Iterator[tuple[Session, Iterable[_Row]]]:
+def _by_session(sessions: Sequence[Session], rows: Iterable[_Row]) -> Iterator[tuple[Session, Iterable[_Row]]]:
     """Yield rows, which begin with their tick and are in order, by the last session that had started."""
     starts = [session.start_ns for session in sessions]
-
-    def place(row: _Row) -> int:
-        return max(0, bisect_right(starts, row[0]) - 1)
-
-    if rows and place(rows[0]) == place(rows[-1]):
-        yield sessions[place(rows[0])], rows
-    else:
-        for number, some in groupby(rows, place):
-            yield sessions[number], some
+    for number, some in groupby(rows, lambda row: max(0, bisect_right(starts, row[0]) - 1)):
+        yield sessions[number], some
 
 
 def _lock(path: Path) -> socket.socket:

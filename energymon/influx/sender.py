@@ -1,8 +1,7 @@
 """The sender: a process that sends what an agent's SQLite store holds to an InfluxDB server, in order, losing nothing.
 
-`python -m energymon send --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
-TIMEOUT}. The store notes what the server has acknowledged, so the sender can die at any moment: lines that are sent
-again write the same points. Prints a line of JSON at every change of its state.
+The store notes what the server has acknowledged, so the sender can die at any moment: lines that are sent again write
+the same points. Prints a line of JSON at every change of its state.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooL
 from energymon.influx.cursor import BusyError, LineBatch, StoreCursor
 from energymon.influx.settings import InfluxSettings
 
-DRAIN_S: Final = 10.0
 _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
 _MAX_DELAY_S: Final = 30.0
@@ -40,9 +38,6 @@ _ISOLATING_POSTS: Final = 64
 _NO_POINTS: Final = "# energymon"
 """A comment, which writes nothing and which every server takes."""
 
-_LEFT: Final = 1
-_ERROR: Final = 2
-
 
 def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float:
     """Return how long to wait after `failures` in a row: 0.5 s, doubled each time up to 30 s, the half of it drawn."""
@@ -50,39 +45,37 @@ def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float
     return bound_s * (0.5 + 0.5 * draw())
 
 
-def send(store: Path, *, until_eof: bool, drain_s: float = DRAIN_S, limit_bytes: int | None = None) -> int:
-    """Send a store to the server that the environment names.
+def send(store: Path, *, until_eof: bool, drain_s: float, limit_bytes: int | None) -> int:
+    """Send a store to the server that the environment names; return the exit status.
+
+    That is 0 when all was sent, 1 when something stays in the store, 2 for an error, which is printed.
 
     Args:
         store: File that an agent writes, or wrote.
         until_eof: Whether to go on, while an agent writes, until stdin ends, and then to send the rest.
-        drain_s: How long to go on after the end of stdin while the server answers, or without it while nothing can be
-            sent, s; default 10.
-        limit_bytes: Size of the store near which sent readings are deleted, oldest first; default none.
-
-    Returns:
-        The exit status: 0 when all was sent, 1 when something stays in the store, 2 for an error, which is printed.
+        drain_s: How long to go on after the end of stdin, or without it while nothing can be sent, s.
+        limit_bytes: Size of the store near which sent readings are deleted, oldest first; None for no limit.
     """
     try:
         settings = InfluxSettings.from_environment()
         if warning := settings.warning():
             print(f"energymon: {warning}", file=sys.stderr)
         stop = StopListener(until_eof=until_eof)
-        with _open(store, stop, until_eof=until_eof) as cursor, InfluxClient(settings) as client:
-            return Sender(cursor, client, stop, until_eof=until_eof, drain_s=drain_s, limit_bytes=limit_bytes).run()
+        with _open(store, stop) as cursor, InfluxClient(settings) as client:
+            return Sender(cursor, client, stop, drain_s, limit_bytes).run()
     except (OptionError, StoreError) as error:
         _say("refused", str(error), None)
-        return _ERROR
+        return 2
 
 
 class StopListener:
     """Waits until a time, or until the sender must end: the end of stdin, SIGTERM or SIGINT."""
 
     def __init__(self, *, until_eof: bool) -> None:
+        self.until_eof = until_eof
         self.eof = False
         self.killed = False
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._until_eof = until_eof
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -90,7 +83,7 @@ class StopListener:
         """Return after `timeout_s`, or as soon as there is something to hear or another thread calls `wake`."""
         if self.killed:
             return
-        heeded = [self._fd, *([0] if self._until_eof and not self.eof else [])]
+        heeded = [self._fd, *([0] if self.until_eof and not self.eof else [])]
         ready, _, _ = select.select(heeded, [], [], max(0.0, timeout_s))
         if 0 in ready and not os.read(0, 4096):
             self.eof = True
@@ -110,18 +103,11 @@ class Sender:
     """Takes batches from a store to a server until there is nothing left, or for as long as an agent writes."""
 
     def __init__(
-        self,
-        cursor: StoreCursor,
-        client: InfluxClient,
-        stop: StopListener,
-        *,
-        until_eof: bool,
-        drain_s: float,
-        limit_bytes: int | None,
+        self, cursor: StoreCursor, client: InfluxClient, stop: StopListener, drain_s: float, limit_bytes: int | None
     ) -> None:
         """Take the store, the server and what ends the sender; the rest as for `send`."""
         self._cursor, self._client, self._stop = cursor, client, stop
-        self._until_eof, self._drain_s, self._limit_bytes = until_eof, drain_s, limit_bytes
+        self._until_eof, self._drain_s, self._limit_bytes = stop.until_eof, drain_s, limit_bytes
         self._state = ("", "")
         self._failures = 0
         self._max_lines = sys.maxsize
@@ -152,17 +138,14 @@ class Sender:
             else:
                 self._wait(_POLL_S)
         self._tell_aside(last=True)
-        unsent = self._unsent()
+        unsent, path = self._unsent(), self._cursor.path
         if self._cursor.next_batch(last=self._last) is None:
-            _say("drained", f"{self._client.settings} has all of {self._cursor.path}", unsent)
+            _say("drained", f"{self._client.settings} has all of {path}", unsent)
             return 0
         state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")
-        message = (
-            f"{reason}; {unsent} readings stay in {self._cursor.path}, and are sent by the next agent that writes it, "
-            f"or by: python -m energymon send --store {self._cursor.path}"
-        )
-        _say(state, message, unsent)
-        return _LEFT
+        left = f"{unsent} readings stay in {path}, and are sent by the next agent that writes it"
+        _say(state, f"{reason}; {left}, or by: python -m energymon send --store {path}", unsent)
+        return 1
 
     @property
     def _last(self) -> bool:
@@ -182,11 +165,12 @@ class Sender:
             while at < len(batch.lines):
                 at += self._post(batch.lines[at : at + self._max_lines], batch)
             self._cursor.acknowledge(batch)
-        except (ServerUnavailable, StoreError) as error:
-            after_s = error.retry_after_s if isinstance(error, ServerUnavailable) else None
-            return max(self._failed("waiting", error), after_s or 0.0)
+        except ServerUnavailable as error:
+            return max(self._failed("waiting", error), error.retry_after_s)
+        except StoreError as error:
+            return self._failed("waiting", error)
         except WriteRejected as error:
-            # The token's file may have a better one by now. Without one the old token goes on being refused.
+            # The token's file may have a better one by now.
             with contextlib.suppress(OptionError):
                 self._client.renew()
             return self._failed("refused", error)
@@ -221,7 +205,16 @@ class Sender:
         began_s = time.monotonic()
         answer: Future[None] = Future()
         answer.add_done_callback(lambda _: self._stop.wake())
-        threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
+
+        def post() -> None:
+            try:
+                self._client.post(lines)
+            except BaseException as error:  # noqa: BLE001 - raised again below
+                answer.set_exception(error)
+            else:
+                answer.set_result(None)
+
+        threading.Thread(target=post, name="post", daemon=True).start()
         if batch is not None and self._ahead is None and self._failures == 0:
             # Made while the server works; what follows a batch that fails is read again.
             self._ahead = self._cursor.next_batch(last=self._last, after=batch)
@@ -337,24 +330,14 @@ class Sender:
             return None
 
 
-def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> None:
-    """Post lines, and set the answer or the error."""
-    try:
-        client.post(lines)
-    except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
-        answer.set_exception(error)
-    else:
-        answer.set_result(None)
-
-
-def _open(store: Path, stop: StopListener, *, until_eof: bool) -> StoreCursor:
+def _open(store: Path, stop: StopListener) -> StoreCursor:
     """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
     is_reported = False
     while True:
         try:
             return StoreCursor(store)
         except BusyError as error:
-            if not until_eof or stop.eof or stop.killed:
+            if not stop.until_eof or stop.eof or stop.killed:
                 raise
             if not is_reported:
                 _say("waiting", str(error), None)
@@ -364,7 +347,6 @@ def _open(store: Path, stop: StopListener, *, until_eof: bool) -> StoreCursor:
 
 def _say(state: str, message: str, unsent: int | None) -> None:
     line = json.dumps({"state": state, "message": message, "unsent": unsent}) + "\n"
-    # The agent may be gone; unsent readings stay in the store all the same. Nothing may be left in a buffer,
-    # which would be written, and fail, at the end.
+    # The agent may be gone. Nothing may be left in a buffer, which would be written, and fail, at the end.
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line.encode())

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from energymon.errors import OptionError
 
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
-
-
-_TIMEOUT_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +25,22 @@ class InfluxSettings:
     url: str
     bucket: str
     """On InfluxDB 1.8 DATABASE/RETENTION-POLICY; on 3 the database."""
-    org: str = "-"
+    org: str
     """InfluxDB 1.8 and 3 have none and ignore it."""
-    token: str = field(default="", repr=False)
+    token: str = field(repr=False)
     """On InfluxDB 1.8 USER:PASSWORD."""
-    token_file: Path | None = None
+    token_file: Path | None
     """Where the token was read from; read again when the server no longer takes it."""
-    ca: Path | None = None
+    ca: Path | None
     """Certificates, PEM, of who may have signed the server's; None for those of the system."""
-    timeout_ms: int = _TIMEOUT_MS
+    timeout_ms: int
     """For a request as a whole."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> InfluxSettings:
         """Return what INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,TIMEOUT} say.
 
-        The names are influxdb-client's, but for BUCKET and TOKEN_FILE; a token file wins over a token, TIMEOUT is
-        in ms. Raises OptionError, which never shows the token.
+        A token file wins over a token, TIMEOUT is in ms. Raises OptionError, which never shows the token.
         """
         url = _checked_url(environment.get("INFLUXDB_V2_URL", ""))
         if find_spec("influxdb_client") is None:
@@ -54,11 +51,11 @@ class InfluxSettings:
         ca = environment.get("INFLUXDB_V2_SSL_CA_CERT")
         if ca and not Path(ca).is_file():
             raise OptionError(f"INFLUXDB_V2_SSL_CA_CERT={ca}: there is no such file; expected certificates, PEM")
-        timeout = environment.get("INFLUXDB_V2_TIMEOUT") or str(_TIMEOUT_MS)
+        timeout = environment.get("INFLUXDB_V2_TIMEOUT") or "10000"
         if not timeout.isdecimal() or not int(timeout):
             raise OptionError(f"INFLUXDB_V2_TIMEOUT={timeout!r}: expected a whole number of ms")
         file = environment.get("INFLUXDB_V2_TOKEN_FILE")
-        settings = cls(
+        return cls(
             url=url,
             bucket=bucket,
             org=environment.get("INFLUXDB_V2_ORG") or "-",
@@ -66,8 +63,7 @@ class InfluxSettings:
             token_file=Path(file) if file else None,
             ca=Path(ca) if ca else None,
             timeout_ms=int(timeout),
-        )
-        return settings.reread()
+        ).reread()
 
     def reread(self) -> InfluxSettings:
         """Return the same with the token that its file holds now; raises OptionError."""
@@ -83,12 +79,8 @@ class InfluxSettings:
 
     def warning(self) -> str | None:
         """Return a warning of an unsafe setting, or None."""
-        if self.token_file is not None:
-            try:
-                mode = self.token_file.stat().st_mode
-            except OSError:
-                return None
-            if mode & (stat.S_IROTH | stat.S_IWOTH):
+        with suppress(OSError):
+            if self.token_file is not None and self.token_file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
                 return f"{self.token_file}: every user of this host can read the token; chmod 600 it"
         return None
 
@@ -96,13 +88,8 @@ class InfluxSettings:
         """Return a client of the server, which the caller closes; nothing is sent yet."""
         from influxdb_client.client.influxdb_client import InfluxDBClient
 
-        return InfluxDBClient(
-            self.url,
-            token=self.token,
-            org=self.org,
-            timeout=self.timeout_ms,
-            ssl_ca_cert=str(self.ca) if self.ca else None,
-        )
+        ca = str(self.ca) if self.ca else None
+        return InfluxDBClient(self.url, token=self.token, org=self.org, timeout=self.timeout_ms, ssl_ca_cert=ca)
 
     def __str__(self) -> str:
         return f"bucket {self.bucket!r} at {self.url}"

@@ -4,7 +4,6 @@ import json
 import re
 from urllib.parse import unquote
 
-from energymon.influx.lineprotocol import ENERGY, EVENTS, SESSIONS, TICKS
 from energymon.reading import Event, Reading, Session, Ticks
 
 FIRST_NS, LAST_NS = -(2**63) + 2, 2**63 - 2
@@ -26,7 +25,7 @@ class Bucket:
     def readings(self, start_ns, end_ns, node=None):
         """Return the readings in [start, end], UTC ns, and two more of each series on either side, as a store does."""
         found = {}
-        for point in self._points(ENERGY):
+        for point in self._points("energy"):
             reading = to_reading(*point)
             if node in (None, reading.node):
                 rows = found.setdefault((reading.node, reading.device, reading.domain, reading.source), {})
@@ -43,18 +42,18 @@ class Bucket:
     def ticks(self, start_ns, end_ns):
         """Return the ticks in [start, end), UTC ns; one that two sessions have is missed when either says so."""
         found = {}
-        for tags, t_ns, fields in self._points(TICKS):
+        for tags, t_ns, fields in self._points("ticks"):
             node, missed = text_of(tags["node"]), bool(fields["missed"])
             if start_ns <= t_ns < end_ns and (missed or (t_ns, node) not in found):
                 found[t_ns, node] = Ticks(t_ns, node, missed)
         return [tick for _, tick in sorted(found.items())]
 
     def events(self):
-        found = sorted(self._points(EVENTS), key=lambda p: (p[1], text_of(p[0]["node"]), int(p[0]["n"])))
+        found = sorted(self._points("events"), key=lambda p: (p[1], text_of(p[0]["node"]), int(p[0]["n"])))
         return [to_event(*point) for point in found]
 
     def sessions(self):
-        return sorted((to_session(*p) for p in self._points(SESSIONS)), key=lambda s: (s.start_ns, s.node, s.name))
+        return sorted((to_session(*p) for p in self._points("sessions")), key=lambda s: (s.start_ns, s.node, s.name))
 
     def _points(self, measurement):
         """Yield tags, time (UTC ns) and fields of every point."""
