@@ -342,9 +342,7 @@ def _add_query(commands: _Commands) -> None:
     add("--end", metavar="INSTANT", help="the same")
     add("--last", metavar="DURATION", help="the last 60s, 5m, 2h or 1d that the store has")
     add("--node", action="append", help="a node, and another one with each repetition (all)")
-    add("--net", action="store_true", help="subtract the recorded idle baseline too (`run --idle-s`)")
-    baseline = "subtract what this span of the store drew instead; instants as above"
-    add("--baseline", nargs=2, metavar=("START", "END"), help=baseline)
+    add("--net", action="store_true", help="subtract the recorded idle baseline (`run --idle-s`)")
     clock = "the clock of the instants: the controller's, or each node's own (controller)"
     add("--clock", choices=("controller", "own"), default="controller", help=clock)
     period = "say where a sensor resonates with a load that repeats so often"
@@ -364,10 +362,10 @@ def _add_sessions(commands: _Commands) -> None:
 
 
 def _add_export(commands: _Commands) -> None:
-    does = "readings or energy tuples as Parquet, CSV or line protocol"
+    does = "readings or energy tuples as Parquet or CSV"
     export = _add_command(commands, _export, does, prints=False, reads=True)
     add = export.add_argument
-    add("--format", choices=("parquet", "csv", "line"), help="(the suffix of FILE)")
+    add("--format", choices=("parquet", "csv"), help="(the suffix of FILE)")
     add("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
     add("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
     add("--start", metavar="INSTANT", help=f"{_INSTANT} (the first reading)")

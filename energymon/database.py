@@ -17,8 +17,6 @@ _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
 _VERSION: Final = 5
 _BUSY_TIMEOUT_S: Final = 5.0
 
-BESIDE: Final = ("-wal", "-shm", "-edge")
-"""What the names of files end in that an agent has beside a store."""
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -113,7 +111,7 @@ def open_for_writing(path: Path, group: int | None = None) -> tuple[sqlite3.Conn
 def _give(path: Path, fd: int, group: int) -> None:
     """Let a group read an open store and the files that SQLite has beside it; raises StoreError."""
     real = path.resolve()
-    beside = (real.with_name(real.name + end) for end in BESIDE[:2])
+    beside = (real.with_name(real.name + end) for end in ("-wal", "-shm"))
     files: list[int | Path] = [fd, *(file for file in beside if file.exists())]
     try:
         for file in files:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
-
-NO_SENSOR: Final = "no-sensor"
-"""Code of an agent's error where nothing on the host measures energy."""
+from typing import ClassVar
 
 
 class EnergyError(Exception):
@@ -30,7 +27,7 @@ class SensorError(EnergyError):
 class NoSensorError(SensorError):
     """Nothing on this host measures energy."""
 
-    code = NO_SENSOR
+    code = "no-sensor"
 
 
 class CounterError(EnergyError):

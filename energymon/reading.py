@@ -166,7 +166,7 @@ class Event(NamedTuple):
     node: str
     kind: str
     """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed",
-    "store-back", "store-moved" or, of a window that is asked for, "load-resonates"."""
+    "store-back" or, of a window that is asked for, "load-resonates"."""
     message: str
 
 

@@ -6,12 +6,12 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from energymon.database import BESIDE, connect, open_for_reading, open_for_writing, transaction
+from energymon.database import connect, open_for_reading, open_for_writing, transaction
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Session, Ticks
 from joulefeed.closing import Closing
@@ -57,7 +57,6 @@ class SqliteStore(Closing):
         self.path = path
         self._db = connection
         self._lock_fd = lock_fd
-        self._real, self._is_moved = path.resolve(), False
         self._series: dict[Series, int] = {}
         self._since_ns = 0
         self._newest_ns: dict[str, int] = {}
@@ -181,31 +180,16 @@ class SqliteStore(Closing):
             self._db.execute(f"DELETE FROM clocks WHERE rowid IN ({old})", (before_ns, most_rows))  # noqa: S608
             return delete_oldest(self._db, before_ns, most_rows)
 
-    def follow(self) -> Path | None:
-        """Go on in the file that is written, where it was moved; return its path before, None where it was not moved.
-
-        The log and the socket beside it move too. Raises StoreError when the file was removed or replaced by another.
-        """
+    def require_in_place(self) -> None:
+        """Raise StoreError where the file was moved, removed or replaced by another one while it is written."""
         assert self._lock_fd is not None
-        own = os.fstat(self._lock_fd)
         try:
-            if os.path.samestat(self.path.stat(), own):
-                return None
+            if os.path.samestat(self.path.stat(), os.fstat(self._lock_fd)):
+                return
             why = "replaced by another file"
         except OSError as error:
-            why = f"removed ({error.strerror})"
-        before, there = self._real, Path(f"/proc/self/fd/{self._lock_fd}").readlink()
-        try:
-            is_moved = os.path.samestat(there.stat(), own)
-        except OSError:
-            is_moved = False
-        if not is_moved:
-            raise StoreError(f"{self.path}: was {why} while it was written; move it back, or stop the agent")
-        for beside in BESIDE:
-            with suppress(FileNotFoundError):
-                before.with_name(before.name + beside).rename(there.with_name(there.name + beside))
-        self.path, self._real, self._is_moved = there, there, True
-        return before
+            why = f"moved or removed ({error.strerror})"
+        raise StoreError(f"{self.path}: was {why} while it was written; move it back, or stop the agent")
 
     def used_bytes(self) -> int:
         """Return what the store's content takes on disk; freed pages, which are used again, not counted."""
@@ -216,10 +200,6 @@ class SqliteStore(Closing):
 
     def close(self) -> None:
         """Close the file and let another agent have it; may be called twice."""
-        if self._is_moved:
-            # SQLite would leave the log of a file that it opened by another name.
-            with suppress(sqlite3.Error):
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
         if self._lock_fd is not None:
             os.close(self._lock_fd)

@@ -34,8 +34,6 @@ _LATER_S: Final = 0.02
 _SETTLED_S: Final = 10.0
 _PATIENCE_S: Final = 5.0
 _READS_A_WRAP: Final = 4
-_KEPT: Final = 2000
-"""Readings after the start of an open window that are kept; between them and the last ones only those with a flag."""
 
 
 class Span:
@@ -52,13 +50,6 @@ class Span:
     def end(self) -> None:
         """Read all counters, and end; raises WindowError in a process that was forked since."""
         self.end_ns, self.end_utc_ns = self.meter.edge()
-
-    def take(self, readings: list[Reading]) -> None:
-        """Take the readings since the last call."""
-        self.readings += readings
-        if len(self.readings) > 2 * _KEPT and not self.end_ns:
-            between = [reading for reading in self.readings[_KEPT:] if reading.flags]
-            self.readings = [*self.readings[:_KEPT], *between, *readings]
 
 
 class Meter(Closing):
@@ -261,7 +252,7 @@ class Meter(Closing):
         with self._woken:
             self._fresh_ns[index] = fresh_ns
             for span in list(self._spans):
-                span.take(readings)
+                span.readings += readings
                 span.events += events
                 if span.end_ns and self._is_over(span):
                     self._spans.discard(span)

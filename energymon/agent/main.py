@@ -284,8 +284,6 @@ class _SamplingRun:
 
     def _on_event(self, event: Event) -> None:
         _print_stderr(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
-        if self._edges is not None and event.kind == "store-moved":
-            self._edges.path = socket_path(self._store.path)
         if self._edges is not None and event.kind in ("store-failed", "store-back"):
             # The store cannot say it itself.
             self._edges.problem = event.message if event.kind == "store-failed" else ""

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from energymon.analysis.attribution import series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
-from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
+from energymon.errors import AgentError, EnergyError, NoSensorError
 from energymon.reading import WALL_MARGIN_S, EpochMark, Event, Reading, Session
 from energymon.store import SqliteStore, add_epochs
 
@@ -318,7 +318,7 @@ class Agent:
         self._child = None
         child.stop(eof_s=_STOP_S, term_s=0)
         message = str(ready.get("message") or self.stderr_text.rpartition("\n")[2])
-        if ready.get("error") == NO_SENSOR:
+        if ready.get("error") == NoSensorError.code:
             raise NoSensorError(f'{message}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
         raise AgentError(f"the agent did not start: {message or 'it wrote nothing'}")
 

@@ -37,8 +37,6 @@ class Channels:
     """Devices that make up each domain, readable or not; without a domain's estimates where any of it is measured."""
     lags: Mapping[SeriesKey, float]
     """How old the value that a sensor shows may be, s, where the sensor's own period was probed."""
-    module: bool
-    """Whether a GPU's series is of its whole module, as agents stored it before they had a domain for modules."""
     unreadable: Mapping[tuple[str, Domain], str] = field(default_factory=dict)
     """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
     accuracies: Mapping[SeriesKey, Accuracy] = field(default_factory=dict)
@@ -140,9 +138,9 @@ def energy_of(
     best = best_sources(energies)
     if given:
         expected = frozenset((device, domain) for device, domain in channels.devices if domain not in replaced)
-        channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
+        channels = replace(channels, devices=expected)
     counted = components(best, channels)
-    unlike = () if channels.module else tuple(disagreements(energies, best, _measured(counted)))
+    unlike = tuple(disagreements(energies, best, _measured(counted)))
     return NodeEnergy(tuple(energies), tuple(best), tuple(counted), unlike)
 
 
@@ -161,7 +159,6 @@ def channels_of(description: Mapping[str, Any], node: str) -> Channels:
     return Channels(
         frozenset([*unreadable, *((c["device"], c["domain"]) for c in counted)]),
         {k: c["lag_s"] for k, c in zip(keys, series, strict=True) if c["lag_s"] is not None and c["source"] in LAG_S},
-        any(c["domain"] == "gpu" and c["module_power"] for c in series),
         unreadable,
         {k: Accuracy(**c["accuracy"]) for k, c in zip(keys, series, strict=True) if c["accuracy"] is not None},
     )
@@ -170,8 +167,8 @@ def channels_of(description: Mapping[str, Any], node: str) -> Channels:
 def series_of(sensors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every series of sensors that describe themselves, as JSON types.
 
-    That is device, domain, source, lag_s, how old its value may be, s, or None, module_power, whether a GPU's counter
-    covers its module, and accuracy, the fields of an Accuracy, or None.
+    That is device, domain, source, lag_s, how old its value may be, s, or None, and accuracy, the fields of an
+    Accuracy, or None.
     """
     return [
         {
@@ -179,7 +176,6 @@ def series_of(sensors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "domain": channel["domain"],
             "source": channel.get("source", sensor.get("source", "")),
             "lag_s": channel.get("lag_s"),
-            "module_power": bool(channel.get("module_power", sensor.get("module_power"))),
             "accuracy": channel.get("accuracy"),
         }
         for sensor in sensors
@@ -196,13 +192,12 @@ def of_boards(energy: _Energy, channels: Channels, counted: Collection[str]) -> 
     energies = tuple(one for one in energy.energies if counts(one.device, one.domain))
     best = tuple(one for one in energy.best if counts(one.device, one.domain))
     expected = frozenset(part for part in channels.devices if counts(*part))
-    module = channels.module and bool(counted)
-    parts = components(best, replace(channels, devices=expected, module=module))
+    parts = components(best, replace(channels, devices=expected))
     known = _measured(parts)
     if any(domain == "module" for _, domain in channels.devices - expected):
         # The processors are those of the hidden module too.
         known.discard("module")
-    unlike = () if channels.module else tuple(disagreements(energies, best, known))
+    unlike = tuple(disagreements(energies, best, known))
     return replace(energy, energies=energies, best=best, components=tuple(parts), disagreements=unlike)
 
 
@@ -264,8 +259,8 @@ def components(best: Collection[Energy], channels: Channels) -> list[EnergyCompo
     if not known:
         return []
     modules = {e.device for e in best if e.domain == "module"} | {d for d, of in channels.devices if of == "module"}
-    inside = {"wall", *(("cpu", "dram", "gpu") if modules else ("cpu", "dram") if channels.module else ())}
-    outside = [c for c in known if c.name not in inside] or [c for c in known if channels.module and c.name != "wall"]
+    inside = {"wall", *(("cpu", "dram", "gpu") if modules else ())}
+    outside = [c for c in known if c.name not in inside]
     boards = [e for e in best if modules and e.domain == "gpu" and e.device not in modules]
     lost = sorted(
         d for d, of in channels.devices if modules and of == "gpu" and (d, of) not in found and d not in modules

@@ -19,7 +19,6 @@ def baseline_of(
     end_ns: int,
     interval_ns: int | None = None,
     *,
-    clock_error_ns: int | Mapping[str, int] = 0,
     lags: Mapping[SeriesKey, float] = MappingProxyType({}),
 ) -> list[Baseline]:
     """Return the mean power of every series that covers the idle span [start, end], UTC ns.
@@ -30,7 +29,7 @@ def baseline_of(
         raise WindowError(f"the idle span at {start_ns} (UTC ns) has no length; expected some seconds")
     span_s = (end_ns - start_ns) / NS
     found = []
-    for e in joules(readings, start_ns, end_ns, interval_ns, clock_error_ns=clock_error_ns, lags=lags):
+    for e in joules(readings, start_ns, end_ns, interval_ns, lags=lags):
         error_w = None if e.error_j is None else e.error_j / span_s
         found.append(Baseline(e.node, e.device, e.domain, e.source, start_ns, end_ns, e.joules / span_s, error_w))
     return found

@@ -10,14 +10,13 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from energymon.analysis.attribution import Channels, EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
-from energymon.analysis.baseline import baseline_of, baselines_at
+from energymon.analysis.baseline import baselines_at
 from energymon.analysis.integrate import missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
 from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
 from energymon.clock.offsets import CONTROLLER, WALL, WallInstant, at_wall, offset_at, wall_at
-from energymon.errors import WindowError
-from energymon.reading import LAG_S, Baseline, Event, Reading, Session
+from energymon.reading import LAG_S, Event, Reading, Session
 from energymon.store import SqliteStore
 
 _MOST_CUTS: Final = 20
@@ -63,18 +62,16 @@ def query(
     node: str | Collection[str] | None = None,
     *,
     net: bool = False,
-    baseline: tuple[int, int] | None = None,
     clock: Literal["own", "controller", "readings"] = "controller",
     period_s: float | None = None,
 ) -> list[WindowEnergy]:
     """Return the energy in [start, end], UTC ns, of one node, of several, or of every node in the store.
 
-    With `net` the idle baseline recorded last before the window is subtracted, or with `baseline` the mean power in
-    that span, UTC ns. `clock` is whose time the instants are: the controller's, by the offset that each node stored, 0
-    without one; each node's own wall clock's; or its readings', which nobody sets. An edge that the wall clock showed
-    twice gives no figure. With `period_s`, after which the load repeats, s, an event says where a part-time sensor may
-    see it at one phase alone. Raises StoreError, and WindowError for a node that is not in the store and a span that
-    ends before it starts.
+    With `net` the idle baseline recorded last before the window is subtracted. `clock` is whose time the instants are:
+    the controller's, by the offset that each node stored, 0 without one; each node's own wall clock's; or its
+    readings', which nobody sets. An edge that the wall clock showed twice gives no figure. With `period_s`, after which
+    the load repeats, s, an event says where a part-time sensor may see it at one phase alone. Raises StoreError, and
+    WindowError for a node that is not in the store and a span that ends before it starts.
     """
     require_order(start_ns, end_ns)
     sessions = store.sessions()
@@ -84,8 +81,7 @@ def query(
         own = [session for session in sessions if session.node == name]
         asked = _NodeQuery(store, own, (start_ns, end_ns), clock, is_alone=len(nodes) == 1)
         if asked.began:
-            window = asked.window(asked.baselines(baseline) if net or baseline else None)
-            found.append(with_resonances(window, asked.channels, period_s))
+            found.append(with_resonances(asked.window(net=net), asked.channels, period_s))
     return found
 
 
@@ -180,8 +176,9 @@ class _NodeQuery:
         """Return an event with its time by the wall clock, where the window is not given in the controller's."""
         return event if self._offsets else event._replace(t_ns=wall_at(self._clocks, event.t_ns))
 
-    def window(self, baselines: Sequence[Baseline] | None) -> WindowEnergy:
-        """Return the energy of the window, net of the baselines where these are given."""
+    def window(self, *, net: bool) -> WindowEnergy:
+        """Return the energy of the window, net of the node's idle baseline where that is asked for."""
+        baselines = baselines_at(self._store.baselines(self._node), self._start.t_ns) if net else None
         start, end = self._start, self._end
         start_ns, end_ns = start.t_ns, max(start.t_ns, end.t_ns)
         interval_ns = self._session.interval_ns
@@ -209,7 +206,7 @@ class _NodeQuery:
                 *self._restarts(start_ns, end_ns),
                 *(self._shown(e) for e in self._store.events(start_ns, end_ns) if e.node == self._node),
             ),
-            is_net=baselines is not None,
+            is_net=net,
             clock="controller" if self._offsets else "own" if self._is_known else "unknown",
             offset_ns=self._offsets[0].offset_ns if self._offsets else 0,
             clock_error_ns=error_ns if self._is_known else None,
@@ -273,15 +270,3 @@ class _NodeQuery:
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
         margin_ns = 2 * round(lag_s * NS) + 2 * self._session.interval_ns + self._clock_error_ns
         return self._store.readings(start_ns - margin_ns, end_ns + margin_ns, self._node)
-
-    def baselines(self, span: tuple[int, int] | None) -> list[Baseline]:
-        """Return what the node drew in a span of the window's clock, UTC ns, or as recorded last before the window."""
-        if span is None:
-            return baselines_at(self._store.baselines(self._node), self._start.t_ns)
-        require_order(*span)
-        start, end = self._own(*span)
-        if start.times > 1 or end.times > 1:
-            raise WindowError(f"the idle span begins or ends at an instant that {self._node}'s wall clock showed twice")
-        readings = bridged(self._readings(start.t_ns, end.t_ns), self._counters, self._sessions)
-        own_ns, error_ns = (start.t_ns, end.t_ns, self._session.interval_ns), self._clock_error_ns
-        return baseline_of(readings, *own_ns, clock_error_ns=error_ns, lags=self.channels.lags)

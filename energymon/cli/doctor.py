@@ -17,14 +17,10 @@ from energymon.reading import ESTIMATE, Reading
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.outages import Jitter
 from energymon.sampling.records import Gap, Record, Sampled
-from energymon.sensors.base import Part, Sensor, SensorChannel, SensorPoint, wraps
+from energymon.sensors.base import Part, Sensor, SensorPoint, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
-from energymon.sensors.updates import period_ms
 
-_POLL_S: Final = 0.1
-"""A hundred updates of a RAPL counter."""
-_POLL_STEP_S: Final = 0.0001
 _MAX_S: Final = 3600.0
 _PRIORITY: Final = {
     "realtime": "real-time scheduling is permitted",
@@ -48,10 +44,11 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
     try:
         shown: list[SensorPoint] = []
         for sensor in found.sensors:
-            points, periods_ms = _poll(sensor)
+            points = sensor.decode(sensor.sample(), Clock().offset_ns)
             shown += points
             wraps_s = wraps([sensor])
-            lines += [_channel(point, periods_ms.get(point.channel), wraps_s) for point in points]
+            ages_s = {(c["device"], c["domain"], c["source"]): c.get("lag_s") for c in sensor.describe()["channels"]}
+            lines += [_channel(point, ages_s.get(point.channel), wraps_s) for point in points]
             lines += _about(sensor)
             lines += _accuracies(sensor, calibrations, interval_ns)
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
@@ -88,31 +85,15 @@ def _say(topic: str, lines: Iterable[str]) -> None:
         topic = ""
 
 
-def _poll(sensor: Sensor) -> tuple[list[SensorPoint], dict[SensorChannel, float]]:
-    """Read a sensor again and again; return its last answer, and the median time between updates of its counters."""
-    offset_ns = Clock().offset_ns
-    deadline = time.monotonic() + _POLL_S
-    answers: list[list[SensorPoint]] = []
-    while not answers or time.monotonic() < deadline:
-        answers.append(sensor.decode(sensor.sample(), offset_ns))
-        time.sleep(_POLL_STEP_S)
-    periods_ms: dict[SensorChannel, float] = {}
-    for series in zip(*answers, strict=True):
-        seen_ms = period_ms((point.t_ns, point.joules) for point in series)
-        if seen_ms is not None and series[0].channel.source.startswith("rapl"):
-            periods_ms[series[0].channel] = seen_ms
-    return answers[-1], periods_ms
-
-
-def _channel(point: SensorPoint, updated_ms: float | None, wraps_s: Mapping[Part, float]) -> str:
+def _channel(point: SensorPoint, age_s: float | None, wraps_s: Mapping[Part, float]) -> str:
     channel = point.channel
     notes: list[str] = []
     if point.problem:
         notes.append(f"FAILS: {point.problem}")
     elif channel.source == ESTIMATE:
         notes.append("an estimate, no measurement")
-    elif updated_ms is not None:
-        notes.append(f"updated every {updated_ms:.3g} ms")
+    elif age_s is not None:
+        notes.append(f"a value is at most {age_s * 1e3:.3g} ms old")
     if (wrap_s := wraps_s.get(channel[:2])) is not None:
         notes.append(f"may go unread for {wrap_s:.3g} s")
     return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"

@@ -1,4 +1,4 @@
-"""What a store holds, written to a file: readings or energy tuples as Parquet, CSV or line protocol."""
+"""What a store holds, written to a file: readings or energy tuples as Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
 from energymon.analysis.tuples import stored_tuples
 from energymon.errors import OptionError
-from energymon.reading import Reading, Session
+from energymon.reading import Reading
 from energymon.store import SqliteStore
 
 READING_COLUMNS: Final = {
@@ -46,7 +46,7 @@ TUPLE_COLUMNS: Final = {
 }
 """Columns of an energy tuple and what they are, in order."""
 
-Format = Literal["parquet", "csv", "line"]
+Format = Literal["parquet", "csv"]
 _AT_ONCE: Final = 50_000
 
 
@@ -62,51 +62,35 @@ def export(
 ) -> int:
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
-    The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Lines are
-    InfluxDB's. Raises OptionError for a file that cannot be written, StoreError, and WindowError.
+    The file appears when it is whole; "-" is stdout. Without a format the suffix of the file names it. Raises
+    OptionError for a file that cannot be written, StoreError, and WindowError.
     """
     require_order(start_ns, end_ns)
     asked = store, start_ns, end_ns, node
     if what == "readings":
-        readings = (r for _, some in _readings(*asked) for r in some)
-        return write_rows(readings, READING_COLUMNS, out, format, _reading_lines(*asked))
-    from energymon.influx.lineprotocol import run_of, tuple_line
-
+        return write_rows(_readings(*asked), READING_COLUMNS, out, format)
     rows = (tuple(getattr(found, name) for name in TUPLE_COLUMNS) for found in stored_tuples(*asked))
-    lines = (
-        tuple_line(found, run_of(session))
-        for session, begins, ends in session_spans(*asked)
-        for found in stored_tuples(store, begins, ends, session.node)
-    )
-    return write_rows(rows, TUPLE_COLUMNS, out, format, lines)
+    return write_rows(rows, TUPLE_COLUMNS, out, format)
 
 
 def write_rows(
-    rows: Iterator[Sequence[object]],
-    columns: dict[str, str],
-    out: Path | str,
-    format: Format | None,
-    lines: Iterable[str] | None = None,
+    rows: Iterator[Sequence[object]], columns: dict[str, str], out: Path | str, format: Format | None
 ) -> int:
-    """Write rows of described columns, or lines, as `export` does; raises OptionError when it cannot."""
+    """Write rows of described columns as `export` does; raises OptionError when it cannot."""
     if not str(out) or not Path(out).name:
         raise OptionError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
     if format is None:
         format = cast(Format, Path(out).suffix.removeprefix("."))
-        known = ["parquet", "csv"] if lines is None else ["parquet", "csv", "line"]
-        if format not in known:
-            raise OptionError(f"--out {str(out)!r}: expected .{', .'.join(known)} at its end, or --format")
+        if format not in ("parquet", "csv"):
+            raise OptionError(f"--out {str(out)!r}: expected .parquet or .csv at its end, or --format")
 
     def write(file: IO[bytes]) -> int:
         if format == "parquet":
             return _write_parquet(rows, file, columns)
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-        written: Iterable[int] = (text.write(f"{line}\n") for line in lines or ())
-        if format == "csv":
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(columns)
-            written = map(writer.writerow, rows)
-        count = sum(1 for _ in written)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        count = sum(1 for _ in map(writer.writerow, rows))
         text.detach()
         return count
 
@@ -125,26 +109,12 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
         _write_parquet(iter(readings), file, READING_COLUMNS)
 
 
-def _readings(
-    store: SqliteStore, start_ns: int, end_ns: int, node: str | None
-) -> Iterator[tuple[Session, list[Reading]]]:
-    """Yield each reading once, by session and part of time, in order of its tick and then of its series."""
+def _readings(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[Reading]:
+    """Yield each reading once, in order of its tick and then of its series."""
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
         for begin, stop in chunks(begins, ends, session.interval_ns):
             found = [r for r in store.readings(begin, stop, session.node) if begin <= r.tick_ns < stop]
-            yield session, sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
-
-
-def _reading_lines(store: SqliteStore, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
-    from energymon.influx.lineprotocol import energy_prefix, reading_lines
-
-    for session, readings in _readings(store, start_ns, end_ns, node):
-        ids: dict[str, int] = {}
-        rows = []
-        for r in readings:
-            prefix = energy_prefix(session.name, r.node, r.device, r.domain, r.source)
-            rows.append((r.tick_ns, ids.setdefault(prefix, len(ids)), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns))
-        yield from reading_lines(rows, dict(enumerate(ids)))
+            yield from sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
 
 
 def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:

@@ -40,7 +40,6 @@ def run_query(options: argparse.Namespace) -> int:
 
     Raises OptionError, WindowError and StoreError.
     """
-    baseline = (parse_instant(options.baseline[0]), parse_instant(options.baseline[1])) if options.baseline else None
     times = options.start, options.end
     if (None in times) != (times == (None, None)) or (options.last and options.start):
         raise OptionError("expected both --start and --end, or --last, or none of them for all that the store has")
@@ -53,11 +52,10 @@ def run_query(options: argparse.Namespace) -> int:
             spans = stored_spans(store, options.node or None)
             last_ns = duration_ns("--last", options.last) if options.last else LAST_NS
             asked = [(max(begin, end - last_ns), end, name, "readings") for name, begin, end in spans]
-        net = options.net or baseline is not None
         period_s = None if options.period_ms is None else options.period_ms / 1e3
         windows: list[WindowEnergy] = []
         for start_ns, end_ns, node, clock in asked:
-            windows += query(store, start_ns, end_ns, node, net=net, baseline=baseline, clock=clock, period_s=period_s)
+            windows += query(store, start_ns, end_ns, node, net=options.net, clock=clock, period_s=period_s)
         began_ns = min((session.start_ns for session in store.sessions()), default=None)
     given = {"co2_g": options.co2_g_per_kwh, "cost": options.price_per_kwh}
     amounts = {name: per_kwh for name, per_kwh in given.items() if per_kwh is not None}
@@ -214,7 +212,7 @@ def _no_baseline(window: WindowEnergy) -> Iterator[str]:
     if window.is_net and lacking:
         yield (
             f"  no idle baseline of {', '.join(lacking)} before this window, so these joules are gross: "
-            "`run --idle-s 10` records one at its start, and `query --baseline START END` takes a span with readings"
+            "`run --idle-s 10` records one at its start"
         )
 
 

@@ -1,1 +1,1 @@
-"""InfluxDB: its line protocol, its client, what remains to be sent, and reading energy back."""
+"""InfluxDB: its line protocol, its client, and what remains to be sent."""

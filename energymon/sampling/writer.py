@@ -254,8 +254,7 @@ class StoreWriter:
             message = f"{self._store.path}: written again"
             back = [Event(self._clock.now_ns(), self._node, "store-back", message)]
         try:
-            if (before := self._store.follow()) is not None:
-                self._report("store-moved", f"{before}: was moved to {self._store.path}, and readings go there")
+            self._store.require_in_place()
             self._heed_limit()
             self._forget()
             self._store.append_rows(

@@ -217,6 +217,6 @@ def test_a_query_as_a_table_has_a_row_for_each_sum_and_series_with_their_co2_and
     capsys.readouterr()
     lines = tmp_path / "q.line"
     assert (main([*argv, "--out", str(lines)]), lines.exists()) == (2, False)
-    assert "expected .parquet, .csv at its end" in capsys.readouterr().err
+    assert "expected .parquet or .csv at its end" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main([*argv, "--json", "--format", form])

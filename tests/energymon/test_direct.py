@@ -12,11 +12,9 @@ import pytest
 
 from energymon import EnergyComponent, Meter, NodeEnergy, NoSensorError, OptionError, Window, WindowError, measure
 from energymon.agent import cpu_time, direct
-from energymon.agent.direct import Span
 from energymon.analysis import attribution
 from energymon.analysis.accuracy import Accuracy
 from energymon.cli.query import figures
-from energymon.reading import Reading
 from energymon.sensors.discover import SensorConfig
 
 
@@ -173,15 +171,6 @@ def test_a_window_over_an_estimate_is_labelled(meters):
         time.sleep(0.05)
     assert window.joules > 0
     assert (window.estimated, window.error_j, window.sources) == (True, None, {"cpu": ("estimate",)})
-
-
-def test_an_open_window_keeps_what_bounds_it_and_not_every_reading():
-    span = Span(None)
-    for i in range(3000):
-        span.take([Reading(0, i, "n", "d", "cpu", "rapl-perf", float(i), "start" if i == 2500 else "")] * 2)
-    assert len(span.readings) < 5000
-    assert [r.t_ns for r in span.readings if r.flags] == [2500, 2500]
-    assert (span.readings[0].t_ns, span.readings[-1].t_ns) == (0, 2999)
 
 
 def test_a_meter_belongs_to_the_process_that_made_it(meters):

@@ -40,7 +40,7 @@ def test_every_channel_is_told_with_its_source_and_period(told, rapl, boards, nv
     found = {tuple(line[:3]) for line in lines}
     assert {("package-1", "dram", "rapl-powercap"), ("gpu-0", "gpu", "nvml-counter")} <= found
     (package,) = [line for line in lines if line[:3] == ["package-0", "cpu", "rapl-powercap"]]
-    assert package[3:5] == ["updated", "every"]
+    assert package[3:7] == ["a", "value", "is", "at"]
     assert "NVIDIA Fake, GPU-00000000, driver 580.00; counter updated every" in text
     assert "no other interface confirms this list" in text
     assert "skew   p50" in text

@@ -78,26 +78,11 @@ def test_a_span_and_a_node_narrow_what_is_written(store, tmp_path):
         export(store, out, "csv", start_ns=2, end_ns=1)
 
 
-def test_line_protocol_is_what_the_sender_sends(store, capsys):
-    session = next(s for s in store.sessions() if s.node == "a b")
-    assert export(store, "-", "line", start_ns=5 * TICK, end_ns=6 * TICK, node="a b") == 2
-    assert capsys.readouterr().out.splitlines() == [
-        f"energy,device=gpu-0,domain=gpu,node=a\\ b,session={session.name},source=nvml-counter "
-        "joules=35.0,offset_ns=-30000000 500000000",
-        f"energy,device=package-0,domain=cpu,node=a\\ b,session={session.name},source=rapl-perf "
-        "joules=25.0,offset_ns=185000 500000000",
-    ]
-    export(store, "-", "line", "tuples", start_ns=0, end_ns=TICK, node="c")
-    (session,) = (session for session in store.sessions() if session.node == "c")
-    fields = 'cpu_energy_estimate=2.0,cpu_source="estimate"'
-    assert capsys.readouterr().out == f"tuples,node_id=c,run={session.name} {fields} 100000000\n"
-
-
 @pytest.mark.parametrize(
     ("out", "format", "told"),
     [
         ("-", "parquet", "--format"),
-        *(("FOLDER/no/such/out", format, "no/such/out") for format in ("parquet", "csv", "line")),
+        *(("FOLDER/no/such/out", format, "no/such/out") for format in ("parquet", "csv")),
         *((out, "csv", "expected the name of a file") for out in ("", ".", "/")),
         ("FOLDER", "csv", "is no regular file"),
         ("FOLDER/out.txt", None, "--format"),

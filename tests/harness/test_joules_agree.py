@@ -55,11 +55,10 @@ def hosts(draw):
     devices = [("package-0", "cpu"), ("package-1", "cpu"), ("package-0", "dram"), ("gpu-0", "gpu"), ("gpu-1", "gpu")]
     devices += [("gpu-0", "module"), ("plug", "wall")]
     sensors, readings = [], []
-    module = draw(st.booleans())
     for device, domain in draw(st.lists(st.sampled_from(devices), min_size=1, unique=True)):
         for source in draw(st.lists(st.sampled_from(SOURCES[domain]), min_size=1, unique=True)):
             channel = {"device": device, "domain": domain, "lag_s": LAG_S[source]}
-            sensors.append({"source": source, "module_power": domain == "gpu" and module, "channels": [channel]})
+            sensors.append({"source": source, "channels": [channel]})
             readings += draw(series(device, domain, source))
     unreadable = draw(st.sampled_from([[], [], [{"device": "gpu-7", "domain": "gpu", "reason": "lost"}]]))
     return {"sensors": sensors, "unreadable": unreadable}, readings
