@@ -47,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 74_340,
-    "core": 48_840,
-    "tests": 47_560,
+    "packages": 73_000,
+    "core": 47_640,
+    "tests": 47_530,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }
