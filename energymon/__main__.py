@@ -374,7 +374,7 @@ def _add_export(commands: _Commands) -> None:
 
 
 def _add_doctor(commands: _Commands) -> None:
-    does = "show what this host can measure, and what is missing"
+    does = "show what this host can measure, and what it cannot"
     more = ". The exit status is 1 where nothing is measured or a part of the host has no figure."
     doctor = _add_command(commands, _doctor, does, more, _sensing())
     doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")

@@ -46,11 +46,11 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
         for sensor in found.sensors:
             points = sensor.decode(sensor.sample(), Clock().offset_ns)
             shown += points
-            wraps_s = wraps([sensor])
-            ages_s = {(c["device"], c["domain"], c["source"]): c.get("lag_s") for c in sensor.describe()["channels"]}
+            wraps_s, described = wraps([sensor]), sensor.describe()
+            ages_s = {(c["device"], c["domain"], c["source"]): c.get("lag_s") for c in described["channels"]}
             lines += [_channel(point, ages_s.get(point.channel), wraps_s) for point in points]
-            lines += _about(sensor)
-            lines += _accuracies(sensor, calibrations, interval_ns)
+            lines += _about(described)
+            lines += _accuracies(described, calibrations, interval_ns)
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
@@ -99,9 +99,8 @@ def _channel(point: SensorPoint, age_s: float | None, wraps_s: Mapping[Part, flo
     return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"
 
 
-def _about(sensor: Sensor) -> Iterator[str]:
+def _about(described: Mapping[str, Any]) -> Iterator[str]:
     """Yield what else a sensor says of itself."""
-    described: Mapping[str, Any] = sensor.describe()
     channels = described["channels"]
     for source, delay_s in {c["source"]: c["delay_s"] for c in channels if c.get("delay_s") is not None}.items():
         taken = f"no older than {delay_s * 1e3:g} ms" if delay_s else "none documented, 0 assumed"
@@ -125,9 +124,11 @@ def _about(sensor: Sensor) -> Iterator[str]:
         yield f"  {load}, {described['idle_fraction']:.0%} of it idle"
 
 
-def _accuracies(sensor: Sensor, calibrations: Mapping[str, SensorCalibration], interval_ns: int) -> Iterator[str]:
+def _accuracies(
+    described: Mapping[str, Any], calibrations: Mapping[str, SensorCalibration], interval_ns: int
+) -> Iterator[str]:
     """Yield what calibration found of each channel, and how true its joules are, or why nobody knows."""
-    described = with_accuracy(sensor.describe(), calibrations, interval_ns)
+    described = with_accuracy(described, calibrations, interval_ns)
     origins: dict[str, list[str]] = {}
     for channel in described["channels"]:
         name = f"{channel['device']} {channel['domain']} {channel['source']}"

@@ -7,7 +7,6 @@ import os
 import shutil
 import struct
 import subprocess
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
@@ -37,14 +36,9 @@ class _Belief(NamedTuple):
 
 def clock_state() -> list[str]:
     """Return how far this host's clock is known to be from UTC, a line each, for people."""
-    lines: list[str] = []
-    for ask in (_chrony, _kernel):
-        try:
-            if (belief := ask()) is not None:
-                return [*lines, belief.text]
-        except ClockError as error:
-            lines.append(str(error))
-    return lines
+    problems: list[str] = []
+    belief = _ask(problems)
+    return problems if belief is None else [*problems, belief.text]
 
 
 def ntp_offset(node: str, now_ns: int) -> ClockOffset | None:
@@ -53,10 +47,18 @@ def ntp_offset(node: str, now_ns: int) -> ClockOffset | None:
     chronyd's error bound is root delay / 2 + root dispersion (chronyc(1), tracking); the kernel's is its maximum
     error, which the NTP daemon sets (adjtimex(2)). The peer is "chrony" or "kernel".
     """
+    belief = _ask([])
+    return None if belief is None else ClockOffset(now_ns, node, belief.peer, belief.offset_ns, belief.error_ns)
+
+
+def _ask(problems: list[str]) -> _Belief | None:
+    """Return what chronyd, or else the kernel, believes; adds why one of them believes nothing to `problems`."""
     for ask in (_chrony, _kernel):
-        with suppress(ClockError):
+        try:
             if (belief := ask()) is not None:
-                return ClockOffset(now_ns, node, belief.peer, belief.offset_ns, belief.error_ns)
+                return belief
+        except ClockError as error:
+            problems.append(str(error))
     return None
 
 

@@ -110,11 +110,13 @@ class Outages:
 
     def note(self, record: Sampled) -> None:
         """Note the sensors that did not answer in time at a tick, and how long late answers took."""
+        if record.whole and not record.late:
+            return
         answered = {index for index, _ in record.samples}
         if record.late:
             for index in answered:
                 self._slowest_ns[index] = max(self._slowest_ns[index], record.end_ns - record.start_ns)
-        elif not record.whole:
+        else:
             for index in set(range(len(self._sensors))) - answered:
                 self._slow[index].add(record.tick_ns, 1, self._interval_ns)
 

@@ -94,10 +94,7 @@ class NvmlSensor(Sensor):
             "module_power": self._module,
             "slices": self.board.slices,
             "counter_period_ms": self.counter_period_ms,
-            "channels": [
-                {**series.describe(), **named, "module_power": series.channel.domain == "module"}
-                for series in self.series
-            ],
+            "channels": [{**series.describe(), **named} for series in self.series],
         }
 
     def close(self) -> None:

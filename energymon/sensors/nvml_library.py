@@ -92,7 +92,7 @@ def _address(pointer: CObject) -> int:
 
 
 def unanswered(error: Exception, *, has_boards: bool = True) -> Missing:
-    """Return what is missing where the driver answers with an error instead of its boards."""
+    """Return the missing part of a host whose driver answers with an error instead of its boards."""
     parts: tuple[Part, ...] = ((UNCOUNTED, "gpu"),) if has_boards else ()
     return Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user", parts)
 

@@ -187,8 +187,8 @@ def open_counting(
 ) -> Discovery:
     """Open counters, without those that do not move within `settle_s` or repeat another one, which are named.
 
-    `open_files` opens the counters of domains, and returns what is missing of them. `confirmed_by` names the interface
-    that lists the same domains. How old the values may be is learned unless `settle_s` is 0.
+    `open_files` opens the counters of domains, and also returns those that it cannot open. `confirmed_by` names the
+    interface that lists the same domains. How old the values may be is learned unless `settle_s` is 0.
     """
     files, missing = open_files(wanted)
     read = _reads(files)

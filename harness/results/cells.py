@@ -80,8 +80,6 @@ class SensorRecord:
     source: str = ""
     lag_s: float | None = None
     """How old a value may be when it is read."""
-    module_power: bool = False
-    """Whether a GPU's series contains the CPU and its memory."""
     accuracy: Accuracy | None = None
     """How true its joules are; None in a run that is older than this."""
     reason: str = ""
