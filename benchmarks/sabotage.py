@@ -173,11 +173,17 @@ def signalled(stage: Stage) -> None:
         stage.completed()
 
 
+def cell_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """Return the cell of an epoch, which is forked from another process of its command."""
+    found = children(process, "harness.cell")
+    return next(one for one in found if one.parent() in found)
+
+
 def cell_killed(stage: Stage) -> None:
     """Kill the cell of an epoch: that cell fails, the other one is measured."""
     process = stage.start()
     if stage.in_epoch(process):
-        children(process, "harness.cell")[0].kill()
+        cell_of(process).kill()
     said = stage.ended(process, 3)
     stage.expect("was killed by SIGKILL" in said, "the killed cell is not named")
     stage.whole(1)
@@ -188,8 +194,9 @@ def worker_of(process: subprocess.Popen[str]) -> psutil.Process | None:
     """Wait for the loader's worker, which an epoch begins before; None when the run has ended."""
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:
-        for cell in children(process, "harness.cell"):
-            for worker in cell.children():
+        found = children(process, "harness.cell")
+        for worker in found:
+            if all(one in found for one in worker.parents()[:2]):
                 return worker
         time.sleep(0.01)
     return None
@@ -236,7 +243,7 @@ def cell_stopped(stage: Stage) -> None:
     """Stop the cell for good: it fails after cell_stall_min, with what it waits for."""
     process = stage.start("cell_stall_min=0.5")
     if stage.in_epoch(process):
-        children(process, "harness.cell")[0].suspend()
+        cell_of(process).suspend()
     said = stage.ended(process, 3)
     stage.expect(re.search(r"no progress for 0\.5 min .* is stopped", said), "the stopped cell is not named")
     stage.whole(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -19,6 +20,7 @@ GRACE_S: Final = 5.0
 """How long a child may take to end before it is signalled, and again before it is killed."""
 _CHUNK_BYTES: Final = 1 << 16
 _MAX_WORDS_BYTES: Final = 1 << 16
+_PR_SET_PDEATHSIG: Final = 1
 _TICKS: Final = 10
 """Looks in a second."""
 # Waits for the end of the pipe $0, which its parent's end closes, and then ends the group of the command. A command
@@ -75,6 +77,13 @@ def read_line(descriptor: int, buffer: bytearray, timeout_s: float, max_bytes: i
     line, _, rest = bytes(buffer).partition(b"\n")
     buffer[:] = rest
     return line
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process, which was forked, when the thread of `parent` that forked it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel knew
+        os._exit(1)
 
 
 def _read_chunk(descriptor: int, deadline: float) -> bytes | None:
@@ -170,6 +179,14 @@ class Child:
         finally:
             if reader is not None:
                 os.close(reader)
+
+    @classmethod
+    def around(cls, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> Self:
+        """Return the child of a process that leads a group; `stderr` is the file that it appends to."""
+        child = cls.__new__(cls)
+        child.process, child._stderr, child._stderr_start = process, stderr, stderr.tell()
+        child._buffer, child._own_group, child._stopped, child._life = bytearray(), True, False, None
+        return child
 
     @property
     def pid(self) -> int:

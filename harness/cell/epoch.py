@@ -17,6 +17,7 @@ from energymon import Asker
 from harness.cell.counters import CellCounters
 from harness.cell.events import EventLog, Moment
 from harness.cell.ranks import Ranks
+from harness.cell.template import templates
 from harness.errors import CellError
 from harness.system.procfs import family, pss_bytes
 from loaders.base import Batch, Loader
@@ -156,7 +157,7 @@ def measured_epoch(
     duration_ns = ended.mono_ns - began.mono_ns
     log.add("epoch_end", at=ended, epoch=epoch, duration_ns=duration_ns, **own, **counters.read())
     # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
-    log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
+    log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid()), templates()))
     return records
 
 

@@ -2,7 +2,8 @@
 
 The harness talks to it in JSON lines. In, on stdin: first the modules to import, then the cell's spec, then
 `{"go": true}` before every epoch. Out, on the process's first stdout: one state a line. EOF on stdin means that
-the harness is gone, and ends the process. A cell of several ranks is several such processes.
+the harness is gone, and ends the process. A cell of several ranks is several such processes. With `--template` the
+process is none of a cell, and is forked for each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from harness.cell.ranks import Ranks, joined
 from harness.cell.readers import measure_readers
 from harness.cell.settle import settle
 from harness.cell.skipped import EVENT as SKIPPED
+from harness.cell.template import FLAG, fork_cells
 from harness.config.targets import instantiate
 from harness.errors import CellError
 from harness.system.heat import Heat
@@ -67,7 +69,9 @@ class _Driver:
 
 
 def main() -> int:
-    """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
+    """Run the cell that stdin describes, here or in forks of this process; 0 when it is whole, 3 when it failed."""
+    if FLAG in sys.argv and not fork_cells():
+        return 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The harness asks for the stacks of a cell that makes no progress; they go to its log.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,9 +31,10 @@ class Resources:
     cell_cpu_s: float
     """CPU seconds of the cell and its workers since they started."""
     rss_bytes: int
-    """Resident memory of the cell and its workers; what they share counts for each."""
+    """Resident memory of the cell and its workers; what they share counts for each. Of the modules that they share
+    with the process that they were forked from, what they have used."""
     pss_bytes: int | None
-    """The same with shared memory counted once; looked at as often as it costs 1 % of a core."""
+    """Of them and that process, with shared memory counted once; looked at as often as it costs 1 % of a core."""
     disk_read_bytes: int | None
     """Of the host's disks since they started, as are the bytes written."""
     disk_written_bytes: int | None
@@ -86,9 +87,12 @@ class Boards:
 class ResourceSampler:
     """Collects a row once in `INTERVAL_S` from when it is started until it is left; then writes the file."""
 
-    def __init__(self, pids: Sequence[int], interface: str | None, path: Path) -> None:
-        """Watch the cell of the processes `pids`, the first of which has the `interface` of its data, if it has one."""
-        self._pids, self._interface, self._path = pids, interface, path
+    def __init__(self, pids: Sequence[int], interface: str | None, path: Path, templates: Collection[int] = ()) -> None:
+        """Watch the cell of the processes `pids`, the first of which has the `interface` of its data, if it has one.
+
+        They were forked from `templates`, with which they share the memory of what they import.
+        """
+        self._pids, self._interface, self._path, self._templates = pids, interface, path, templates
         self._boards: Boards | None = None
         self._rows: list[Resources] = []
         self._left = threading.Event()
@@ -168,7 +172,7 @@ class ResourceSampler:
         began = time.monotonic_ns()
         if began < self._pss_due_ns:
             return None
-        found = pss_bytes(pids)
+        found = pss_bytes(pids, self._templates)
         took = time.monotonic_ns() - began
         self._pss_due_ns = began + round(took / _PSS_SHARE)
         return found

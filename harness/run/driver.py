@@ -25,6 +25,7 @@ from harness.results.provenance import Provenance, collect_provenance, describe_
 from harness.run.again import measure_again
 from harness.run.cells.context import CellContext
 from harness.run.cells.loop import run_cells
+from harness.run.cells.template import Templates
 from harness.run.cells.try_readers import read_found
 from harness.run.check import check_components, try_loaders
 from harness.run.daemon import Keys, make_keys
@@ -112,7 +113,15 @@ def measure(
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
                 context = CellContext(
-                    experiment, folder, testbed, agent, hosts, stored, session.name, readers=read_found(folder)
+                    experiment,
+                    folder,
+                    testbed,
+                    agent,
+                    hosts,
+                    stored,
+                    stack.enter_context(Templates()),
+                    session.name,
+                    readers=read_found(folder),
                 )
                 _point_latest(folder, progress)
                 failures = _run(context, cells, todo, ledger, progress, on_round)

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
+from harness.cell.template import FLAG
 from harness.system.control_groups import PROC, UNIFIED, find_mount, own_groups
 
 SAMPLES = 48
@@ -60,6 +61,17 @@ def wait_until(condition: Callable[[], Any], limit_s: float = 20.0) -> Any:
         time.sleep(pause_s)
         pause_s = min(0.2, 1.2 * pause_s)
     return found
+
+
+def cells_of(harness_pid: int) -> list[psutil.Process]:
+    """Return the processes of a run's cells that train now, without the one that they are forked from."""
+
+    def is_forked(process: psutil.Process) -> bool:
+        return FLAG in process.cmdline()
+
+    below = psutil.Process(harness_pid).children(recursive=True)
+    leading = [one for one in below if "harness.cell" in one.cmdline() and os.getpgid(one.pid) == one.pid]
+    return [one for one in leading if not is_forked(one) or is_forked(psutil.Process(one.ppid()))]
 
 
 def has_ended(pid: int) -> bool:

@@ -20,7 +20,6 @@ from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.__main__ import main
@@ -41,7 +40,7 @@ from harness.testbed.state import RunState
 from joulefeed.signals import Interrupted
 from tests.energymon import trees
 from tests.energymon.nvml import fake
-from tests.integration.runs import CpuGroup, places, wait_until
+from tests.integration.runs import CpuGroup, cells_of, places, wait_until
 from tests.rules import MATRIX
 
 ROOT = Path(__file__).parents[2]
@@ -220,8 +219,7 @@ class Saboteur:
         subprocess.run(hog, stdout=subprocess.PIPE, check=True)
 
     def _throttled(self) -> None:
-        cells = [one for one in psutil.Process().children(recursive=True) if "harness.cell" in one.cmdline()]
-        self._cpu_group.limit([one.pid for one in cells])
+        self._cpu_group.limit([one.pid for one in cells_of(os.getpid())])
 
     def _hot_board(self) -> None:
         self.boards(1, temp_c={0: 91}, reasons={0: HW_THERMAL_SLOWDOWN})

@@ -30,7 +30,7 @@ from harness.validate.__main__ import validate
 from tests.energymon.influx.bucket import Bucket
 from tests.energymon.influx.server import ORG, Server, binary
 from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
-from tests.integration.runs import BUSY, SAMPLES, SMALL, CpuGroup, command, ids_of, rows_of, run, wait_until
+from tests.integration.runs import BUSY, SAMPLES, SMALL, CpuGroup, cells_of, command, ids_of, rows_of, run, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -252,7 +252,7 @@ def test_a_cell_that_was_disturbed_is_measured_again_at_the_end_and_the_run_is_w
     )
     try:
         wait_for_epoch(results, process)
-        cells = [one for one in psutil.Process(process.pid).children(recursive=True) if "harness.cell" in one.cmdline()]
+        cells = cells_of(process.pid)
         workers = [one for cell in cells for one in cell.children(recursive=True)]
         group.limit([one.pid for one in (*cells, *workers)])
         time.sleep(1)
@@ -285,11 +285,8 @@ def daemon_of(harness_pid):
 
 
 def worker_of(harness_pid):
-    def find():
-        cells = [p for p in psutil.Process(harness_pid).children(recursive=True) if "harness.cell" in p.cmdline()]
-        return [child for cell in cells for child in cell.children()]
-
-    return wait_until(find, 30)[0]  # the epoch begins before they do
+    # The epoch begins before they do.
+    return wait_until(lambda: [child for cell in cells_of(harness_pid) for child in cell.children()], 30)[0]
 
 
 def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(harness, tmp_path):

@@ -17,6 +17,7 @@ from harness.results.folder import RunFolder
 from harness.results.provenance import make_field
 from harness.run.cells.data_access import DataAccess
 from harness.run.cells.readers import FoundReaders
+from harness.run.cells.template import Templates
 from harness.run.daemon import RunningDaemon
 from harness.run.datasets import StoredData
 from harness.run.energy_agent import EnergyAgent
@@ -45,6 +46,8 @@ class CellContext:
     """The energy agents of the other hosts; none on one machine."""
     data: Mapping[str, StoredData]
     """By workload."""
+    templates: Templates
+    """What cells are forked from."""
     session: str
     """Name of the provenance file of this session."""
     spins: list[Mapping[str, Spin]] = field(default_factory=list)

@@ -16,6 +16,7 @@ from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cells.process import CellProcess, ProcessEnded
 from harness.run.cells.rank_files import folder_there
+from harness.run.cells.template import Templates
 from harness.run.prepare import python_of
 from harness.testbed.base import Node
 from harness.testbed.hosts.connection import LOST
@@ -34,11 +35,17 @@ class CellRanks:
     """The processes of a cell, by rank; all are ended with their workers when the context is left."""
 
     def __init__(
-        self, nodes: Sequence[Node], folders: Sequence[Path], stall_s: float, environment: str | None = None
+        self,
+        nodes: Sequence[Node],
+        folders: Sequence[Path],
+        stall_s: float,
+        environment: str | None = None,
+        templates: Templates | None = None,
     ) -> None:
         """Start a process on the node of each rank, with a log in its folder; all may say nothing for `stall_s`.
 
-        They run in the Python of an environment, by default in the harness's own.
+        They run in the Python of an environment, by default in the harness's own, and are forked from the `templates`
+        that can be.
         """
         self._nodes, self._stall_s = nodes, stall_s
         self._logs = [folder / "log.txt" for folder in folders]
@@ -48,7 +55,7 @@ class CellRanks:
         self._specs: Sequence[CellSpec] = ()
         with ExitStack() as stack:
             self._processes = [
-                stack.enter_context(CellProcess(node, log, python_of(environment)))
+                stack.enter_context(CellProcess(node, log, python_of(environment), templates))
                 for node, log in zip(nodes, self._logs, strict=True)
             ]
             self._stack = stack.pop_all()
@@ -58,6 +65,11 @@ class CellRanks:
         """The ids of the processes on this host, by rank."""
         ours = zip(self._processes, self._nodes, strict=True)
         return tuple(process.pid for process, node in ours if not node.is_remote)
+
+    @property
+    def templates(self) -> set[int]:
+        """The ids of the processes that those on this host were forked from."""
+        return {process.template for process in self._processes if process.template is not None}
 
     def start(self, specs: Sequence[CellSpec]) -> None:
         """Send each rank its spec: rank 0 at once, the others when it has said where they meet."""

@@ -44,7 +44,8 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         nodes = rank_nodes(testbed, experiment, experiment.count_ranks(cell.loader))
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
-        process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min, loader.environment))
+        stall_s = 60 * experiment.cell_stall_min
+        process = stack.enter_context(CellRanks(started, folders, stall_s, loader.environment, context.templates))
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         # Its search has a process of its own, which imports the same at the same time.
         loader = with_readers(context, cell, watcher)
@@ -64,7 +65,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         specs = [send_spec(node, _spec(context, cell, loader, outcome, rank)) for rank, node in enumerate(nodes)]
         (partial / "spec.json").write_bytes(specs[0].to_json())
         process.start(specs)
-        sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet")
+        sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet", process.templates)
         has_link = not regime.is_local and testbed.link is not None
         watch = LinkWatch(started[0], testbed.storage.address, partial / "link.parquet") if has_link else None
         with _daemons_last(outcome), sampler, watch or nullcontext():

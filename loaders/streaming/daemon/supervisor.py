@@ -8,7 +8,6 @@ the shard that was cut are refused by its size.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import signal
@@ -16,11 +15,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from joulefeed.child import die_with_parent
 from joulefeed.signals import Interrupted, signals_raise
 from loaders.errors import StreamError
 from loaders.streaming.daemon.counters import Log
 
-_PR_SET_PDEATHSIG = 1
 _CAUSES = {
     signal.SIGBUS: "a shard became shorter, or its disk fails",
     signal.SIGABRT: "ZeroMQ could not send from a shard that became shorter, or it failed by itself",
@@ -48,9 +47,7 @@ def supervise(serve: Callable[[bool, Callable[[], None]], int], *, log: Log) -> 
         serves[0] = 0
         parent, child = os.getpid(), os.fork()
         if not child:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it ended before the kernel knew
-                os._exit(1)
+            die_with_parent(parent)
             with signals_raise():
                 return serve(ends == 0, lambda: serves.__setitem__(0, 1))
         status, is_stopped = _wait(child)
