@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help docs run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks server minio tensorflow mosaic cassandra ansible setup bench lock clean
+.PHONY: help docs run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks lint-workflows server minio tensorflow mosaic cassandra ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,8 +32,8 @@ test-vm: setup ansible ## several hosts as virtual machines: systemd, netem, NFS
 gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to run without one
 	playbooks/gpu_smoke.sh
 
-lint: setup        ## ruff, mypy (strict), and the words, errors and arguments of docstrings
-	$(MAKE) --no-print-directory -j2 --output-sync=target lint-python lint-playbooks
+lint: setup        ## ruff, mypy (strict), the words, errors and arguments of docstrings, and workflow files
+	$(MAKE) --no-print-directory -j2 --output-sync=target lint-python lint-playbooks lint-workflows
 
 lint-python:
 	$(PYTHON) -m ruff check .
@@ -43,6 +43,9 @@ lint-python:
 
 lint-playbooks:
 	[ ! -x .venv-ansible/bin/ansible-lint ] || playbooks/lint.sh
+
+lint-workflows:
+	playbooks/actionlint.sh
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes
 	playbooks/influxdb.sh >/dev/null

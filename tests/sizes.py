@@ -47,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_240,
-    "core": 47_860,
-    "tests": 47_650,
+    "packages": 73_190,
+    "core": 47_820,
+    "tests": 47_640,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

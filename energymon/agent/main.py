@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+import psutil
+
 from energymon.agent.prometheus import metrics, serve
 from energymon.agent.sender_process import SenderProcess
 from energymon.agent.service import group_of
 from energymon.analysis.accuracy import describe, load_calibrations
 from energymon.analysis.attribution import channels_of, series_of
-from energymon.analysis.integrate import UNBOUNDED
+from energymon.analysis.integrate import UNBOUNDED, baseline_of
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import EnergyError, OptionError, StoreError
@@ -216,7 +218,6 @@ class _SamplingRun:
         self.is_over = False
         """Whether stdin has ended."""
         self._baseline: list[Baseline] | None = None
-        self._cpu_then = (0, 0)
         self._idle_cpu_util: float | None = None
 
     def run(self) -> int:
@@ -313,7 +314,7 @@ class _SamplingRun:
     def _take_baseline(self) -> None:
         if self._config.idle_s:
             start_ns = self._clock.now_ns()
-            self._cpu_then = _cpu_ticks()
+            psutil.cpu_percent()  # the next call's is since this one
             self._loop.call_later(self._config.idle_s, self._rest, start_ns)
         else:
             self._say_ready()
@@ -351,8 +352,7 @@ class _SamplingRun:
             with SqliteStore.open(self._store.path) as store:
                 is_read = store.last_tick_ns(self._config.node) >= end_ns + margin_ns
                 if is_read and self._baseline is None:
-                    busy, total = (now - then for now, then in zip(_cpu_ticks(), self._cpu_then, strict=True))
-                    self._idle_cpu_util = busy / total if total > 0 else None
+                    self._idle_cpu_util = psutil.cpu_percent() / 100
                     self._baseline = self._measure_baseline(store, start_ns, end_ns, margin_ns)
                     self._writer.put_all(self._baseline)
                 is_stored = self._baseline is not None and set(self._baseline) <= set(store.baselines())
@@ -365,8 +365,6 @@ class _SamplingRun:
         self._say_ready()
 
     def _measure_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> list[Baseline]:
-        from energymon.analysis.baseline import baseline_of
-
         # Counters are cumulative: the readings around the two edges suffice.
         edges = {
             reading: None
@@ -388,13 +386,6 @@ class _SamplingRun:
             **self._session.description,
         }
         _print(ready)
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Return for how long the host's processors were busy, and all of their time, in ticks of the kernel."""
-    user, nice, system, idle, iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
-    busy = user + nice + system + sum(rest)
-    return busy, busy + idle + iowait
 
 
 def _print(message: Mapping[str, object]) -> None:

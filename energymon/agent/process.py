@@ -85,8 +85,7 @@ class Agent:
         self.node = node or platform.node()
         self.owner = os.getpid()
         """Process id of the program whose agent this is: a fork has a copy of this object, but not the agent."""
-        self.interval_ms = float(interval_ms)
-        self._idle_s = float(idle_s)
+        self.interval_ms, self._idle_s = float(interval_ms), float(idle_s)
         names = sensors if isinstance(sensors, str) else ",".join(sensors)
         # Joined by "=", so that a value may begin with a dash.
         self.options = [f"--node={self.node}", f"--interval-ms={self.interval_ms!r}", f"--estimate={estimate}"]
@@ -96,11 +95,10 @@ class Agent:
         """Whether it sends its readings to a server."""
         self._log, self._environment, self._on_restart = log, environment, on_restart
         self._windows: WeakSet[Window] = WeakSet()
-        self._windows_lock = threading.Lock()
+        # The second is held while the process is started or ended.
+        self._windows_lock, self._changing = threading.Lock(), threading.Lock()
         self._folder: Path | None = None
         self._child: Child | None = None
-        # Held while the process is started or ended.
-        self._changing = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._restarts: list[Event] = []
         self.failure: EnergyError | None = None

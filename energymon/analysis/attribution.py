@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from energymon.analysis.accuracy import Accuracy
-from energymon.analysis.baseline import net
 from energymon.analysis.cross_checks import disagreements
-from energymon.analysis.curve import SeriesKey, curves
-from energymon.analysis.integrate import Energy, Integral, require_order
+from energymon.analysis.curve import SERIES, SeriesKey, curves
+from energymon.analysis.integrate import Energy, Integral, net, require_order
 from energymon.clock.monotonic import NS
 from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Baseline, Domain, Reading
 
@@ -129,7 +128,7 @@ def energy_of(
     replaced = {*given, *(("module",) if "gpu" in given else ())}
     energies = [energy for energy in integral.energies() if energy.domain not in replaced]
     for place, energy in enumerate(energies):
-        known = channels.accuracies.get((energy.node, energy.device, energy.domain, energy.source))
+        known = channels.accuracies.get(SERIES(energy))
         if known is not None:
             accuracy_j = known.error_j(energy.joules, end_ns - start_ns, energy.interpolated_share)
             energies[place] = replace(energy, accuracy_j=accuracy_j, accuracy_origin=known.origin)

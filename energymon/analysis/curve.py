@@ -5,13 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 from energymon.reading import INTERPOLATED, START, Reading
 
 SeriesKey = tuple[str, str, str, str]
 """Node, device, domain and source."""
+SERIES: Final = attrgetter("node", "device", "domain", "source")
+"""Returns the key of a reading, or of a figure of one series."""
 
 
 class CurvePlace(NamedTuple):
@@ -129,5 +132,5 @@ def curves(readings: Iterable[Reading]) -> dict[SeriesKey, Curve]:
     """Return the curve of every series among the readings, which may come in any order; sorted by series."""
     rows: dict[SeriesKey, list[Reading]] = {}
     for reading in readings:
-        rows.setdefault((reading.node, reading.device, reading.domain, reading.source), []).append(reading)
+        rows.setdefault(SERIES(reading), []).append(reading)
     return {key: Curve(rows[key]) for key in sorted(rows)}

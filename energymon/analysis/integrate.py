@@ -1,18 +1,18 @@
-"""Joules between two instants, from cumulative readings; pure functions."""
+"""Joules between two instants, from cumulative readings, and beyond what the host draws idle; pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import lcm, sqrt
 from types import MappingProxyType
 from typing import Final, cast
 
-from energymon.analysis.curve import Curve, CurvePlace, SeriesKey, curves
+from energymon.analysis.curve import SERIES, Curve, CurvePlace, SeriesKey, curves
 from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
-from energymon.reading import COUNTERS, DIRECTNESS, INTERPOLATED, LAG_S, Domain, Reading, Ticks
+from energymon.reading import COUNTERS, DIRECTNESS, INTERPOLATED, LAG_S, Baseline, Domain, Reading, Ticks
 
 UNBOUNDED: Final = frozenset(DIRECTNESS).difference(COUNTERS)
 """Sources that count nothing: between two samples of power it may have been anything."""
@@ -90,7 +90,7 @@ class Integral:
         start_ns: int,
         *,
         interval_ns: int | None = None,
-        clock_error_ns: int | Mapping[str, int] = 0,
+        clock_error_ns: int = 0,
         lags: Mapping[SeriesKey, float] = MappingProxyType({}),
     ) -> None:
         self._start_ns = self._end_ns = start_ns
@@ -151,8 +151,7 @@ class Integral:
             return None
         interval_ns = self._interval_ns or curve.shortest_ns(start.segment)
         lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
-        clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
-        edge = partial(_edge, curve, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=clock_ns)
+        edge = partial(_edge, curve, interval_ns=interval_ns, lag_ns=lag_ns, clock_ns=self._clock_error_ns)
         at_end = partial(edge, end, end_ns)
         total = before or _Sum(edge(start, start_ns), at_end)
         total.end = at_end
@@ -176,20 +175,62 @@ def joules(
     end_ns: int,
     interval_ns: int | None = None,
     *,
-    clock_error_ns: int | Mapping[str, int] = 0,
+    clock_error_ns: int = 0,
     lags: Mapping[SeriesKey, float] = MappingProxyType({}),
 ) -> list[Energy]:
     """Return the energy of every series that covers [start, end], UTC ns, from readings in any order.
 
     The counter is interpolated at both edges, so windows that split an interval sum up to the whole. `interval_ns` is
     the time between ticks, by default the shortest distance between readings, which may hide a gap. `clock_error_ns` is
-    how far the node's clock may be from the window's, for all nodes or by node. `lags` are how old a value may be, s,
-    by series, by default LAG_S. Raises WindowError when the end is before the start.
+    how far the nodes' clocks may be from the window's. `lags` are how old a value may be, s, by series, by default
+    LAG_S. Raises WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=lags)
     integral.add(curves(readings), end_ns)
     return integral.energies()
+
+
+def baseline_of(
+    readings: Iterable[Reading],
+    start_ns: int,
+    end_ns: int,
+    interval_ns: int | None = None,
+    *,
+    lags: Mapping[SeriesKey, float] = MappingProxyType({}),
+) -> list[Baseline]:
+    """Return the mean power of every series that covers the idle span [start, end], UTC ns.
+
+    The other arguments are those of `joules`. Raises WindowError for a span that is empty or ends before it starts.
+    """
+    if end_ns == start_ns:
+        raise WindowError(f"the idle span at {start_ns} (UTC ns) has no length; expected some seconds")
+    span_s = (end_ns - start_ns) / NS
+    return [
+        Baseline(*SERIES(e), start_ns, end_ns, e.joules / span_s, None if e.error_j is None else e.error_j / span_s)
+        for e in joules(readings, start_ns, end_ns, interval_ns, lags=lags)
+    ]
+
+
+def baselines_at(baselines: Iterable[Baseline], start_ns: int) -> list[Baseline]:
+    """Return the last baseline of each series before a window starts, UTC ns, or else the first one after."""
+    chosen: dict[SeriesKey, Baseline] = {}
+    for baseline in sorted(baselines, key=lambda b: b.end_ns):
+        if SERIES(baseline) not in chosen or baseline.end_ns <= start_ns:
+            chosen[SERIES(baseline)] = baseline
+    return list(chosen.values())
+
+
+def net(energies: Iterable[Energy], baselines: Iterable[Baseline], duration_s: float) -> list[Energy]:
+    """Return energies with their idle and net joules, from one baseline a series and the window's length."""
+    known = {SERIES(one): one for one in baselines}
+    found = list(energies)
+    for place, e in enumerate(found):
+        if idle := known.get(SERIES(e)):
+            idle_j = idle.watts * duration_s
+            error_j = None if e.error_j is None or idle.error_w is None else e.error_j + idle.error_w * duration_s
+            found[place] = replace(e, idle_j=idle_j, net_j=e.joules - idle_j, net_error_j=error_j)
+    return found
 
 
 def require_order(start_ns: int, end_ns: int) -> None:

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from energymon.analysis.attribution import Channels, EnergyComponent, NodeEnergy, Part, add_up, channels_of, energy_of
-from energymon.analysis.baseline import baselines_at
-from energymon.analysis.integrate import missed_share, require_order
+from energymon.analysis.curve import SERIES
+from energymon.analysis.integrate import baselines_at, missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
 from energymon.analysis.sessions import covered, known_nodes, parts
 from energymon.clock.monotonic import NS, utc_text
@@ -91,7 +91,7 @@ def with_resonances(window: WindowEnergy, channels: Channels, period_s: float | 
         return window
     events = list(window.events)
     for e in window.best:
-        known = channels.accuracies.get((e.node, e.device, e.domain, e.source))
+        known = channels.accuracies.get(SERIES(e))
         if known and (how := known.resonance(period_s, (window.end_ns - window.start_ns) / NS)):
             events.append(Event(window.start_ns, e.node, "load-resonates", f"{e.device} {e.source} {how}"))
     return replace(window, events=tuple(events))
@@ -178,24 +178,17 @@ class _NodeQuery:
 
     def window(self, *, net: bool) -> WindowEnergy:
         """Return the energy of the window, net of the node's idle baseline where that is asked for."""
-        baselines = baselines_at(self._store.baselines(self._node), self._start.t_ns) if net else None
-        start, end = self._start, self._end
-        start_ns, end_ns = start.t_ns, max(start.t_ns, end.t_ns)
-        interval_ns = self._session.interval_ns
-        torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
-        error_ns = self._clock_error_ns
+        idle = baselines_at(self._store.baselines(self._node), self._start.t_ns) if net else None
+        start, end, error_ns = self._start, self._end, self._clock_error_ns
+        start_ns, end_ns, interval_ns = start.t_ns, max(start.t_ns, end.t_ns), self._session.interval_ns
         # An edge that the wall clock showed twice gives no figure.
+        torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
         span = start_ns, end_ns, interval_ns
-        found = energy_of(
-            [] if torn else self._parts, self.channels, *span, clock_error_ns=error_ns, baselines=baselines
-        )
+        found = energy_of([] if torn else self._parts, self.channels, *span, clock_error_ns=error_ns, baselines=idle)
         whole = found.total is not None and found.total.joules is not None
         covered_parts = [] if whole or torn else self._covered(start_ns, end_ns)
         return WindowEnergy(
-            found.energies,
-            found.best,
-            found.components,
-            found.disagreements,
+            *(found.energies, found.best, found.components, found.disagreements),
             node=self._node,
             start_ns=self._window_ns[0],
             end_ns=self._window_ns[1],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
-from energymon.analysis.curve import SeriesKey
+from energymon.analysis.curve import SERIES
 from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.reading import START, CounterStart, Event, Reading, Session
 
@@ -30,7 +30,7 @@ def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], session
     shift_j = 0.0
     for reading in readings:
         flags = reading.flags
-        if before is None or _series(reading) != _series(before):
+        if before is None or SERIES(reading) != SERIES(before):
             shift_j = 0.0
         elif flags == START:
             try:
@@ -48,7 +48,7 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
     known: dict[str, tuple[Reading, float, list[str]]] = {}
     unknown: list[Event] = []
     for before, reading in pairwise(readings):
-        if reading.flags != START or _series(reading) != _series(before):
+        if reading.flags != START or SERIES(reading) != SERIES(before):
             continue
         session = _session_of(reading, sessions)
         if session == _session_of(before, sessions):
@@ -70,10 +70,6 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
     return found + unknown
 
 
-def _series(reading: Reading | CounterStart) -> SeriesKey:
-    return reading.node, reading.device, reading.domain, reading.source
-
-
 def _session_of(reading: Reading, sessions: Iterable[Session]) -> Session | None:
     own = (s for s in sessions if s.node == reading.node and s.start_ns <= reading.t_ns)
     return max(own, key=lambda s: s.start_ns, default=None)
@@ -83,7 +79,7 @@ def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], 
     """Return the joules between an agent's last reading and the next agent's first one; raises _Unknown."""
     if _session_of(before, sessions) == _session_of(after, sessions):
         raise _Unknown("it is the same agent's")
-    own = [start for start in starts if _series(start) == _series(after)]
+    own = [start for start in starts if SERIES(start) == SERIES(after)]
     one = max((s for s in own if s.t_ns <= before.t_ns), key=lambda s: s.t_ns, default=None)
     two = next((s for s in own if s.tick_ns == after.tick_ns), None)
     if one is None or two is None:

@@ -160,12 +160,12 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float, readings
     def take(records: Iterable[Record]) -> None:
         for record in records:
             if isinstance(record, Gap):
-                jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
+                jitter.missed += (record.last_ns - record.first_ns) // record.interval_ns + 1
             elif isinstance(record, Sampled) and not record.late:
                 late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
                 jitter.add(late_ns, record.end_ns - record.start_ns)
                 if not record.whole:
-                    jitter.miss(1)
+                    jitter.missed += 1
             if sensors and isinstance(record, Sampled):
                 readings.extend(
                     Reading(record.tick_ns, p.t_ns, "", *p.channel, p.joules, p.flags, p.early_ns, p.late_ns)

@@ -104,8 +104,6 @@ def _kernel() -> _Belief:
     if state == _TIME_ERROR or status & _STA_UNSYNC or max_error_us >= _NTP_LIMIT_US:
         remedy = "install chrony, or start another NTP daemon, on every host of an experiment"
         raise ClockError(f"kernel: the clock is not synchronised; {remedy}")
-    text = (
-        f"kernel: synchronised by an NTP daemon, error at most {max_error_us / 1e3:.3f} ms, estimated "
-        f"{estimated_us / 1e3:.3f} ms"
-    )
+    error = f"at most {max_error_us / 1e3:.3f} ms, estimated {estimated_us / 1e3:.3f} ms"
+    text = f"kernel: synchronised by an NTP daemon, error {error}"
     return _Belief("kernel", 0, max_error_us * 1000, text)

@@ -30,16 +30,13 @@ class Jitter:
         self.ticks = 0
         """How many were sampled."""
         self.missed = 0
+        """How many passed without a sample; the caller counts them."""
 
     def add(self, late_ns: int, skew_ns: int) -> None:
         """Take a tick: from the tick to its first sample, and from there to the end of its last, ns."""
         self._late_ns.append(late_ns)
         self._skew_ns.append(skew_ns)
         self.ticks += 1
-
-    def miss(self, ticks: int) -> None:
-        """Take ticks that no sample was taken at."""
-        self.missed += ticks
 
     def summary(self) -> dict[str, float | int]:
         """Return quantiles of both, µs, and how many ticks were sampled and missed."""
@@ -53,13 +50,11 @@ class Jitter:
 
 
 class Portion(NamedTuple):
-    """Missed ticks that one event reports."""
+    """Missed ticks that one event reports: the first, UTC ns, how many, and how many followed each other at most."""
 
     first_ns: int
-    """The first of them, UTC ns."""
     ticks: int
     longest: int
-    """How many followed each other at most."""
 
 
 class Missed:

@@ -194,7 +194,7 @@ class StoreWriter:
                 return self._tick(record)
             case Gap(first_ns, last_ns, interval_ns):
                 count = (last_ns - first_ns) // interval_ns + 1
-                self.jitter.miss(count)
+                self.jitter.missed += count
                 self._outages.unseen.add(first_ns, count, interval_ns)
                 return _TickContent(ticks=[Ticks(first_ns, self._node, True, count, interval_ns)])
             case ClockStep():

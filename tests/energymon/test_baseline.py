@@ -1,7 +1,7 @@
 import pytest
 
 from energymon import Baseline, Reading, WindowError, joules
-from energymon.analysis.baseline import baseline_of, baselines_at, net
+from energymon.analysis.integrate import baseline_of, baselines_at, net
 
 MS = 1_000_000
 S = 1000 * MS

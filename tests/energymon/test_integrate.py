@@ -69,12 +69,6 @@ def test_the_bound_is_the_sum_of_its_parts():
     assert energy.error_j == pytest.approx(12.0)
 
 
-def test_the_clocks_error_is_each_nodes_own():
-    other = [row._replace(node="m") for row in ramp()]
-    found = joules([*ramp(), *other], 500 * MS, 1500 * MS, clock_error_ns={"n": 0, "m": 5 * MS})
-    assert [(e.node, e.clock_error_j) for e in found] == [("m", pytest.approx(1.0)), ("n", 0.0)]
-
-
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_the_bound_holds_for_a_window_told_by_a_clock_that_is_off(seed):

@@ -229,7 +229,7 @@ def test_prometheus_reads_joules_watts_and_missed_ticks_and_no_estimate_among_th
             store.append([Reading(k * S // 10, k * S // 10, node, d, domain, source, watts * k / 10) for k in ticks])
         jitter = Jitter()
         jitter.add(0, 0)
-        jitter.miss(2)
+        jitter.missed += 2
         meter = {"period_s": 2.0, "channels": [{"device": "plug"}]}
         session = store.begin_session(node, 0, S // 10, {"sensors": [meter]})
         with serving("0", lambda: metrics(store, session, 10 * S, jitter)) as server:
