@@ -47,7 +47,7 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_190,
+    "packages": 73_200,
     "core": 47_820,
     "tests": 47_640,
     "loaders/sample_aware": 3_950,

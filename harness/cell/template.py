@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from typing import Final
 
+import numpy
+
 from joulefeed.child import die_with_parent
 
 FLAG: Final = "--template"
@@ -54,6 +56,7 @@ def fork_cells() -> bool:
             if not pid:
                 die_with_parent(parent)
                 os.setpgid(0, 0)
+                numpy.random.seed()  # else every cell has the same numbers that nobody has seeded
                 for number, file in enumerate(files[:3]):
                     os.dup2(file, number)
                 for own in (control.detach(), *files, *living, *(pipe for _, pipe in living.values())):
