@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import socket
 
 
 class Closing(ABC):
@@ -29,6 +31,7 @@ class Closing(ABC):
 @contextmanager
 def receives_for(connection: socket.socket, seconds: float) -> Iterator[None]:
     """Have a connection receive nothing more after so long, s: its own timeout is that of each part that comes."""
+    import socket  # `energymon exec` is to start at once
 
     def end() -> None:
         with suppress(OSError):
