@@ -91,7 +91,7 @@ def draw(spec: Bars, results: Results, heading: str) -> Figure | None:
         for row, measure in enumerate(measures):
             _draw_measure(axes[row][column], spec, results, measure, bars)
         _name_bars(axes[:, column], bars, limits[column], paper=column > 0)
-    _write_titles(spec, results, axes[0], width * widths[-1] / sum(widths), bool(theirs))
+    _write_titles(spec, results, axes[0], [width * one / sum(widths) for one in widths], bool(theirs))
     if spec.stages:
         for panel, quantity in zip(axes[:, 1], ("time", "energy"), strict=True):
             _draw_shares(panel, spec, results, quantity)
@@ -221,12 +221,13 @@ def _find_limits(bars: Sequence[LoaderBar]) -> tuple[float, float]:
     return bars[0].x - side, bars[-1].x + side
 
 
-def _write_titles(spec: Bars, results: Results, axes: Sequence[Axes], inches: float, has_paper: bool) -> None:
+def _write_titles(spec: Bars, results: Results, axes: Sequence[Axes], inches: Sequence[float], has_paper: bool) -> None:
     entry, paper = find_published(spec.values), read_paper(spec.values.partition("/")[0]).name
-    axes[0].set_title(f"{results.name}: {_describe_conditions(spec, results)}", pad=24)
+    title = f"{results.name}: {_describe_conditions(spec, results)}"
+    axes[0].set_title(wrap(title, int(_TITLE_CHARACTERS * inches[0])) if has_paper else title, pad=24)
     if has_paper:
         title = f"{paper} paper" + (f": {entry.conditions}" if entry.conditions else "")
-        axes[1].set_title(wrap(title, int(_TITLE_CHARACTERS * inches)), pad=24, color=MUTED)
+        axes[1].set_title(wrap(title, int(_TITLE_CHARACTERS * inches[-1])), pad=24, color=MUTED)
     elif not entry.value:
         write_right_title(axes[0], f"{paper} paper, {entry.at.rpartition(' and ')[2]}: its text gives no numbers", 24)
 
