@@ -58,8 +58,8 @@ def test_cells_of_a_node_share_a_template_that_has_torch_and_each_is_its_own_gro
             assert not [file for file in process.open_files() if file.path.startswith(str(tmp_path)) and file.fd > 2]
         resident = sum(psutil.Process(pid).memory_info().rss for pid in (template, *one.pids))
         assert pss_bytes(one.pids) < pss_bytes(one.pids, one.templates) < resident
-    # A cell whose harness is gone fails, and nobody hears why.
-    assert [process.status for process in (*one._processes, *other._processes)] == [1, 1]
+    # A cell whose harness is gone fails: by 3, or by 1 where the pipe that takes its message is closed already.
+    assert {process.status for process in (*one._processes, *other._processes)} <= {1, 3}
 
 
 def test_a_cell_that_fails_says_why_and_the_next_one_starts(templates, tmp_path):
