@@ -18,7 +18,7 @@ from joulefeed.child import die_with_parent
 
 FLAG: Final = "--template"
 """Argument of `python -m harness.cell`."""
-FILES: Final = 4
+_FILES: Final = 4
 """Descriptors in a message: stdin, stdout and stderr of the cell, and a pipe for its process id and its end."""
 _MODULES: Final = ("torch", "harness.cell.content", "harness.workloads.accelerator", "loaders.pipeline.callables")
 _STDIN: Final = 0
@@ -49,8 +49,8 @@ def fork_cells() -> bool:
                 os.close(pipe)
                 os.close(ready)
                 continue
-            _, files, _, _ = socket.recv_fds(control, 1, FILES)
-            if len(files) < FILES:
+            _, files, _, _ = socket.recv_fds(control, 1, _FILES)
+            if len(files) < _FILES:
                 return False
             parent, pid = os.getpid(), os.fork()
             if not pid:

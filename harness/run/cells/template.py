@@ -10,12 +10,13 @@ import subprocess
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Final, Self
+from typing import IO, Final
 
 from harness.cell.template import FLAG
 from harness.errors import CellError
 from harness.testbed.base import Node
 from joulefeed.child import Child, read_line
+from joulefeed.closing import Closing
 
 _CELL: Final = ("-m", "harness.cell")
 _START_S: Final = 300.0
@@ -23,7 +24,7 @@ _START_S: Final = 300.0
 _STATUS_S: Final = 5.0
 
 
-class Templates:
+class Templates(Closing):
     """The processes that cells of this host are forked from, one in each network namespace; all end with the context.
 
     A cell gets a process of its own that imports everything itself on another host, in another environment, and where
@@ -46,10 +47,8 @@ class Templates:
             found = self._templates[node] = self._stack.enter_context(_Template(node))
         return found.fork(log), found.child.pid
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End them, and the cells that they were forked for."""
         self._stack.close()
 
 
@@ -58,7 +57,7 @@ def start_cell(node: Node, log: Path, python: str) -> Child:
     return node.start([python, *_CELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
 
 
-class _Template:
+class _Template(Closing):
     """A process that is forked for each cell of a node, as `harness.cell.template` says."""
 
     def __init__(self, node: Node) -> None:
@@ -73,9 +72,11 @@ class _Template:
         stdin, stdout, end = os.fdopen(our_in, "wb", 0), os.fdopen(our_out, "rb", 0), os.fdopen(our_end, "rb", 0)
         stderr, buffer = log.open("ab+"), bytearray()
         try:
-            socket.send_fds(self._control, [b"c"], [their_in, their_out, stderr.fileno(), their_end])
-            for descriptor in (their_in, their_out, their_end):
-                os.close(descriptor)
+            try:
+                socket.send_fds(self._control, [b"c"], [their_in, their_out, stderr.fileno(), their_end])
+            finally:
+                for descriptor in (their_in, their_out, their_end):
+                    os.close(descriptor)
             line = read_line(our_end, buffer, _START_S)
         except (OSError, EOFError) as error:
             raise CellError(f"the process that cells are forked from {self.child.describe_end()}") from error
@@ -84,10 +85,8 @@ class _Template:
             raise CellError(f"the process that cells are forked from: no cell within {_START_S:g} s")
         return Child.around(_Forked(int(line), stdin, stdout, end, buffer), stderr)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End it."""
         self._control.close()
         self.child.stop()
 
