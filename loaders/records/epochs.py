@@ -15,6 +15,7 @@ from loaders.records.decoding.decoder import LOOKAHEAD, Decoder
 from loaders.records.raw_batch import RawBatch
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.processor import Failed
+from loaders.shared.threads import Wakeup
 
 _READY_BATCHES: Final = 2
 """Decoded batches that wait for the training step."""
@@ -23,42 +24,47 @@ Item = TypeVar("Item")
 
 
 class BoundedQueue(Generic[Item]):
-    """Keeps at most `capacity` items; the end, or the error that ended it, comes after the last one."""
+    """Keeps at most `capacity` items of one thread for another; the end, or its error, comes after the last one."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
+        self._lock, self._has_items, self._has_room = threading.Lock(), Wakeup(), Wakeup()
         self._closed = False
         self._error: BaseException | None = None
 
     def put(self, item: Item) -> bool:
         """Add an item once there is room; return whether anyone still wants items."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-            if not self._closed:
-                self._items.append(item)
-                self._changed.notify_all()
-            return not self._closed
+        while True:
+            with self._lock:
+                if not self._closed and len(self._items) < self._capacity:
+                    self._items.append(item)
+                    self._has_items.wake()
+                    return True
+                if self._closed:
+                    return False
+            self._has_room.wait()
 
     def get(self) -> Item | None:
         """Return the next item once there is one, None at the end; raise the error that the queue ended with."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._items))
-            if self._items:
-                item = self._items.popleft()
-                self._changed.notify_all()
-                return item
-            if self._error is not None:
-                raise self._error
-            return None
+        while True:
+            with self._lock:
+                if self._items:
+                    self._has_room.wake()
+                    return self._items.popleft()
+                if self._error is not None:
+                    raise self._error
+                if self._closed:
+                    return None
+            self._has_items.wait()
 
     def close(self, error: BaseException | None = None) -> None:
         """Accept no more items; the items in the queue can still be taken, then `error` is raised."""
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._closed, self._error = True, error
-            self._changed.notify_all()
+        self._has_items.wake()
+        self._has_room.wake()
 
 
 class RecordFetch(Protocol):

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -43,6 +43,23 @@ def close_at_exit(what: _Closable) -> None:
             found.close()
 
     Finalize(what, close, exitpriority=0)
+
+
+class Wakeup:
+    """Wakes the one thread that waits for news; a signal's exception leaves it whole, as it would not a Condition."""
+
+    def __init__(self) -> None:
+        self._no_news = threading.Lock()
+        self._no_news.acquire()
+
+    def wake(self) -> None:
+        """Tell the thread that there is news, now or when it waits next."""
+        with suppress(RuntimeError):  # it was told, and has not waited since
+            self._no_news.release()
+
+    def wait(self, limit_s: float = -1) -> bool:
+        """Wait for news since the last wait, without end or for so long; return whether there is any."""
+        return self._no_news.acquire(timeout=limit_s)
 
 
 class _PoolCall(NamedTuple):

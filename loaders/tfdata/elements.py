@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from joulefeed.closing import Closing
 from loaders.errors import LoaderConfigError, StreamError
+from loaders.shared.threads import Wakeup
 from loaders.tfdata.tensorflow import Dataset, Element, Take, load_tensorflow
 
 # The client's preface with an empty SETTINGS frame. A server sends a SETTINGS frame of its own first (RFC 9113, 3.4).
@@ -91,7 +92,7 @@ class Elements(Closing):
         self.endpoint, self._servers, self._timeout_s, self._advice = endpoint, servers, timeout_s, advice
         self._open_dataset = open_dataset
         self._ready: deque[Element] = deque()
-        self._changed = threading.Condition()
+        self._lock, self._has_news, self._has_room = threading.Lock(), Wakeup(), Wakeup()
         self._take: Take | None = None
         self._error: BaseException | None = None
         self._limit: threading.Timer | None = None
@@ -108,26 +109,21 @@ class Elements(Closing):
         deadline = time.monotonic() + self._timeout_s
         fault: StreamError | None = None
         while True:
-            with self._changed:
-                if wait and fault is None:
-                    self._changed.wait_for(self._has_news, min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+            with self._lock:
                 if self._closed:
                     raise StopIteration
                 if self._ready:
-                    element = self._ready.popleft()
-                    self._changed.notify_all()
-                    return element
+                    self._has_room.wake()
+                    return self._ready.popleft()
                 if self._is_over:
                     raise self._error or StopIteration
             if fault is not None:
                 raise fault
             if not wait:
                 return None
-            # Without the lock, so that an element can arrive meanwhile and `close` does not wait.
-            fault = self._find_silence(deadline)
-
-    def _has_news(self) -> bool:
-        return bool(self._ready) or self._is_over or self._closed
+            if not self._has_news.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+                # Without the lock, so that an element can arrive meanwhile and `close` does not wait.
+                fault = self._find_silence(deadline)
 
     def _find_silence(self, deadline: float) -> StreamError | None:
         """Return why no element will come in time; None where one still may."""
@@ -154,9 +150,9 @@ class Elements(Closing):
             self._pump(self._open())
         except BaseException as caught:  # noqa: BLE001 - raised again in the thread that waits
             error = self._translate(caught)
-        with self._changed:
+        with self._lock:
             self._error, self._is_over = error, True
-            self._changed.notify_all()
+        self._has_news.wake()
         if self._take is not None:
             # After a whole epoch the dispatcher has just been heard of.
             is_answered = self._is_whole or find_fault(self._servers[0], _ANSWER_S) is None
@@ -166,7 +162,7 @@ class Elements(Closing):
 
     def _open(self) -> Take:
         take = Take(self._open_dataset())
-        with self._changed:
+        with self._lock:
             self._take = take
             if self._closed:
                 take.cancel()
@@ -175,12 +171,12 @@ class Elements(Closing):
     def _pump(self, take: Take) -> None:
         while True:
             element = take()
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._ready) < _CAPACITY)
-                if self._closed:
-                    return
-                self._ready.append(element)
-                self._changed.notify_all()
+            while len(self._ready) >= _CAPACITY and not self._closed:
+                self._has_room.wait()
+            if self._closed:
+                return
+            self._ready.append(element)
+            self._has_news.wake()
 
     def _translate(self, error: BaseException) -> BaseException | None:
         errors = load_tensorflow().errors
@@ -196,7 +192,7 @@ class Elements(Closing):
 
         The client notices the end up to a second late, and a worker whose end nobody takes keeps threads and memory.
         """
-        with self._changed:
+        with self._lock:
             if self._closed or self._is_over:
                 return
             self._is_whole = self._closed = True
@@ -206,9 +202,10 @@ class Elements(Closing):
 
     def close(self) -> None:
         """Take no more, and end a `next` that another thread is in; may be called twice."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+        self._has_news.wake()
+        self._has_room.wake()
         self._cancel()
         if self._limit is not None:
             self._limit.cancel()
@@ -216,7 +213,7 @@ class Elements(Closing):
             self._thread.join(_END_S)
 
     def _cancel(self) -> None:
-        with self._changed:
+        with self._lock:
             take = self._take
         if take is not None:
             take.cancel()

@@ -1,14 +1,19 @@
 """Threads of loaders: each is closed before its process ends, and none of them ends without an error."""
 
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+from loaders.records.epochs import BoundedQueue
+from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.shared import threads
 from loaders.shared.threads import DaemonThreads, close_at_exit
 
@@ -98,3 +103,47 @@ def test_a_thread_that_fails_at_its_start_fails_its_tasks(monkeypatch):
         with pytest.raises(OSError, match="no such library"):
             pool.submit(int).result(timeout=10)
     pool.shutdown()
+
+
+class Alarm(Exception):
+    pass
+
+
+def _raise_alarm(_signum, _frame):
+    raise Alarm
+
+
+def _bounded():
+    queue = BoundedQueue(1)
+    return queue.put, queue.get, queue.close
+
+
+def _output():
+    queue = OutputQueue(0)
+    return lambda item: queue.put(ReadyBatch([item], [0])) or not queue.over, lambda: queue.get(int), queue.end
+
+
+@pytest.mark.parametrize("make", [_bounded, _output])
+def test_a_signal_at_any_moment_of_a_wait_is_its_own_exception_and_the_queue_goes_on(make):
+    put, get, close = make()
+    rests = threading.Event()
+
+    def work():
+        while put(0):
+            rests.wait(random.uniform(0, 1e-4))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    before = signal.signal(signal.SIGALRM, _raise_alarm)
+    try:
+        for _ in range(3000):
+            with pytest.raises(Alarm):
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
+                while True:
+                    get()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert get() is not None
+    close()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -27,6 +27,7 @@ from loaders.nosql.options import NoSQLOptions
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_intact
 from loaders.shared.arrivals import ArrivalLog
+from loaders.shared.threads import Wakeup
 
 _BACKOFF_S: Final = 0.1
 """Time before a row is asked for again, up to half less at random; it doubles with every attempt."""
@@ -98,7 +99,7 @@ class RowFetch:
         """How many rows may be asked for before the epoch begins; None from then on."""
         self._earlier = 0
         """Rows that were taken of the epochs before, since when the prefetch is full."""
-        self._changed = threading.Condition()
+        self._lock, self._news = threading.Lock(), Wakeup()
         self._open: dict[int, _Slots] = {}
         self._under_way: dict[int, int] = {}
         """Connection of each row that was asked for, by its place in the epoch; the oldest first."""
@@ -113,7 +114,7 @@ class RowFetch:
 
     def begin(self, before: RowFetch | None = None) -> None:
         """Begin the epoch; where the one `before` has asked for rows of it, the prefetch stays as deep as it was."""
-        with self._changed:
+        with self._lock:
             self._allowed = None
             if before is not None:
                 self._earlier = before._earlier + before._taken
@@ -128,7 +129,7 @@ class RowFetch:
         """
         size, began = self._options.batch_size, time.monotonic()
         while True:
-            with self._changed:
+            with self._lock:
                 number = self._taken // size
                 if self._closed or (self._taken == len(self._ids) and not self._error):
                     raise StopIteration
@@ -146,9 +147,9 @@ class RowFetch:
                 is_due = bool(self._repeat) and self._repeat[0][0] <= now
                 if not is_due and not wait:
                     return None
-                if not is_due:
-                    until = min([silent_at, *(due for due, *_ in self._repeat[:1])])
-                    self._changed.wait(until - now)
+                until = min([silent_at, *(due for due, *_ in self._repeat[:1])])
+            if not is_due:
+                self._news.wait(until - now)
             self._ask()
         self._ask()
         self._ask_ahead()
@@ -156,11 +157,11 @@ class RowFetch:
 
     def close(self) -> None:
         """Drop the rows under way; may be called twice."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._open.clear()
             self._repeat.clear()
-            self._changed.notify_all()
+            self._news.wake()
 
     def _ask(self) -> None:
         """Ask for rows as far as the prefetch goes, and again for those that are due."""
@@ -175,7 +176,7 @@ class RowFetch:
 
     def _ask_ahead(self) -> None:
         """Have the next epoch's fetch ask for as many rows as this one's prefetch has room for."""
-        with self._changed:
+        with self._lock:
             asked_all, room = self._asked == len(self._ids), self._depth() - (self._asked - self._taken)
         if self._make_next is None or not asked_all:
             return
@@ -184,7 +185,7 @@ class RowFetch:
         self.following._allow(room)
 
     def _allow(self, rows: int) -> None:
-        with self._changed:
+        with self._lock:
             self._allowed = rows
         self._ask()
 
@@ -199,7 +200,7 @@ class RowFetch:
     def _choose(self) -> tuple[int, int, int, int] | None:
         """Return place, attempts, failures and connection of the next request; None where none may be made now."""
         options = self._options
-        with self._changed:
+        with self._lock:
             if self._closed or self._error is not None:
                 return None
             connection = min(range(len(self._load)), key=self._load.__getitem__)
@@ -220,7 +221,7 @@ class RowFetch:
 
     def _arrive(self, place: int, connection: int, rows: list[SampleRow]) -> None:
         traffic, size = self._traffic, self._options.batch_size
-        with self._changed:
+        with self._lock:
             self._load[connection] -= 1
             del self._under_way[place]
             if self._closed:
@@ -245,14 +246,14 @@ class RowFetch:
                 self._open[number] = _Slots(min(size, len(self._ids) - number * size))
             self._open[number].put(slot, sample_id, row)
             if not self._open[number].left:
-                self._changed.notify_all()
+                self._news.wake()
             # With the prefetch at its depth rows are asked for when a batch is taken.
             has_room = self._has_room()
         if has_room:
             self._ask()
 
     def _fail(self, place: int, attempts: int, failures: int, error: Exception) -> None:
-        with self._changed:
+        with self._lock:
             self._load[self._under_way[place]] -= 1
             if self._closed:
                 return
@@ -270,7 +271,7 @@ class RowFetch:
             backoff_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempts, _DOUBLINGS))
             due = time.monotonic() + backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
             heapq.heappush(self._repeat, (due, place, attempts + 1, failures + (not is_lost)))
-            self._changed.notify_all()
+            self._news.wake()
 
     @property
     def _table(self) -> str:
@@ -278,7 +279,7 @@ class RowFetch:
 
     def _stop(self, why: str) -> None:
         self._error = StreamError(why)
-        self._changed.notify_all()
+        self._news.wake()
 
     def _silence(self) -> StreamError:
         """Return the error of an epoch in which no row has arrived for the timeout."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from loaders.sample_aware.ipc.arena import ArenaBlock
 from loaders.sample_aware.ipc.messages import Value
+from loaders.shared.threads import Wakeup
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class OutputQueue:
     def __init__(self, number: int) -> None:
         self.number = number
         """Of the epoch, counted by the engine."""
-        self._changed = threading.Condition()
+        self._lock, self._news = threading.Lock(), Wakeup()
         self._ready: deque[ReadyBatch] = deque()
         self._error: BaseException | None = None
         self._over = False
@@ -51,38 +52,33 @@ class OutputQueue:
 
     def put(self, batch: ReadyBatch) -> None:
         """Add a batch."""
-        with self._changed:
-            self._ready.append(batch)
-            self._changed.notify()
+        self._ready.append(batch)
+        self._news.wake()
 
     def end(self, error: BaseException | None = None) -> None:
         """Let the consumer know that this was all, or raise an error in its place; the first word counts."""
-        with self._changed:
+        with self._lock:
             if not self._over:
-                self._over, self._error = True, error
-            self._changed.notify()
+                self._error, self._over = error, True
+        self._news.wake()
 
     def wake(self) -> None:
         """Have the consumer call its `on_idle` if it waits."""
-        with self._changed:
-            self._woken = True
-            self._changed.notify()
+        self._woken = True
+        self._news.wake()
 
     def get(self, on_idle: Callable[[], None], timeout_s: float | None = None) -> ReadyBatch | None:
         """Return the next batch, None at the end; raise what ended the epoch, TimeoutError after `timeout_s`."""
         while True:
-            with self._changed:
-                has_news = self._changed.wait_for(self._has_news, timeout_s)
+            with self._lock:
                 if self._error is not None:
                     raise self._error
                 if self._ready:
                     return self._ready.popleft()
                 if self._over:
                     return None
-                self._woken = False
-            if not has_news:
+                is_idle, self._woken = self._woken, False
+            if is_idle:
+                on_idle()
+            elif not self._news.wait(-1 if timeout_s is None else timeout_s):
                 raise TimeoutError
-            on_idle()
-
-    def _has_news(self) -> bool:
-        return bool(self._ready) or self._over or self._woken
