@@ -29,40 +29,32 @@ class BoundedQueue(Generic[Item]):
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._items: deque[Item] = deque()
-        self._lock, self._has_items, self._has_room = threading.Lock(), Wakeup(), Wakeup()
+        self._has_items, self._has_room = Wakeup(), Wakeup()
         self._closed = False
         self._error: BaseException | None = None
 
     def put(self, item: Item) -> bool:
         """Add an item once there is room; return whether anyone still wants items."""
-        while True:
-            with self._lock:
-                if not self._closed and len(self._items) < self._capacity:
-                    self._items.append(item)
-                    self._has_items.wake()
-                    return True
-                if self._closed:
-                    return False
+        while len(self._items) >= self._capacity and not self._closed:
             self._has_room.wait()
+        if not self._closed:
+            self._items.append(item)
+            self._has_items.wake()
+        return not self._closed
 
     def get(self) -> Item | None:
         """Return the next item once there is one, None at the end; raise the error that the queue ended with."""
-        while True:
-            with self._lock:
-                if self._items:
-                    self._has_room.wake()
-                    return self._items.popleft()
-                if self._error is not None:
-                    raise self._error
-                if self._closed:
-                    return None
+        while not self._items and not self._closed:
             self._has_items.wait()
+        if not self._items and self._error is not None:
+            raise self._error
+        self._has_room.wake()
+        return self._items.popleft() if self._items else None
 
     def close(self, error: BaseException | None = None) -> None:
         """Accept no more items; the items in the queue can still be taken, then `error` is raised."""
-        with self._lock:
-            if not self._closed:
-                self._closed, self._error = True, error
+        if not self._closed:
+            self._error, self._closed = error, True
         self._has_items.wake()
         self._has_room.wake()
 

@@ -53,8 +53,8 @@ class Wakeup:
         self._no_news.acquire()
 
     def wake(self) -> None:
-        """Tell the thread that there is news, now or when it waits next."""
-        with suppress(RuntimeError):  # it was told, and has not waited since
+        """End the thread's wait, or its next one."""
+        with suppress(RuntimeError):  # it was woken, and has not waited since
             self._no_news.release()
 
     def wait(self, limit_s: float = -1) -> bool:

@@ -22,9 +22,10 @@ FOREVER = 2**62
 
 def wait_for(condition, seconds=40.0):
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
+        time.sleep(0.01)
+    return found
 
 
 def stored(path: Path):

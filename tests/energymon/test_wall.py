@@ -23,6 +23,7 @@ from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.meters import open_meter
 from energymon.sensors.wall import WallSensor
 from tests.energymon import trees
+from tests.energymon.conftest import wait_for
 
 TASMOTA = """{"StatusSNS":{"Time":"2018-11-15T08:54:18","ENERGY":{"TotalStartTime":"2018-11-14T18:39:40",
 "Total":6.40412,"Yesterday":5.340,"Today":1.064,"Power":2629,"ApparentPower":2645,"ReactivePower":288,"Factor":0.99,"Voltage":226,
@@ -347,14 +348,6 @@ def sense(plug_url, kind="shelly"):
 
 def points(sensor):
     return sensor.decode(sensor.sample(), 0)
-
-
-def wait_for(found, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.005)
-    return value
 
 
 class Meter:

@@ -1,4 +1,4 @@
-"""A stored cell to measure and judge."""
+"""A stored cell to measure and judge, and what cells are forked from."""
 
 from dataclasses import replace
 
@@ -9,7 +9,15 @@ from energymon.reading import Reading
 from harness.results.cell_folder import CellData, EpochBatches
 from harness.results.cells import CellRecord, LinkRecord
 from harness.results.files import parse_value
+from harness.run.cells.template import Templates
 from tests.harness.records import START, S, compared
+
+
+@pytest.fixture
+def templates():
+    """What cells are forked from."""
+    with Templates() as made:
+        yield made
 
 
 def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):

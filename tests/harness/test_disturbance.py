@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,9 +46,7 @@ def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(ho
     ours, strange = CellCounters(None, None), CellCounters(None, None, run_pid=idler.pid)
     # The hog is a child of this process, and none of the idler.
     before, used = (ours.read(), strange.read()), cpu_s([hog.pid])
-    deadline = time.monotonic() + 60
-    while cpu_s([hog.pid]) - used < 0.5 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: cpu_s([hog.pid]) - used >= 0.5, 60)
     after, used = (ours.read(), strange.read()), cpu_s([hog.pid]) - used
     own, foreign = (measure_others(*pair) for pair in zip(before, after, strict=True))
     assert used > 0.1

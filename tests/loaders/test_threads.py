@@ -109,41 +109,28 @@ class Alarm(Exception):
     pass
 
 
-def _raise_alarm(_signum, _frame):
-    raise Alarm
+@pytest.mark.parametrize(
+    ("queue", "item", "more"), [(BoundedQueue(1), 0, ()), (OutputQueue(0), ReadyBatch([0], [0]), (int,))]
+)
+def test_a_signal_at_any_moment_of_a_wait_is_its_own_exception_and_the_queue_goes_on(queue, item, more):
+    over = threading.Event()
 
+    def feed():
+        while not over.wait(random.uniform(0, 1e-4)):
+            queue.put(item)
 
-def _bounded():
-    queue = BoundedQueue(1)
-    return queue.put, queue.get, queue.close
+    def raise_alarm(*_):
+        raise Alarm
 
-
-def _output():
-    queue = OutputQueue(0)
-    return lambda item: queue.put(ReadyBatch([item], [0])) or not queue.over, lambda: queue.get(int), queue.end
-
-
-@pytest.mark.parametrize("make", [_bounded, _output])
-def test_a_signal_at_any_moment_of_a_wait_is_its_own_exception_and_the_queue_goes_on(make):
-    put, get, close = make()
-    rests = threading.Event()
-
-    def work():
-        while put(0):
-            rests.wait(random.uniform(0, 1e-4))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    before = signal.signal(signal.SIGALRM, _raise_alarm)
+    threading.Thread(target=feed, daemon=True).start()
+    before = signal.signal(signal.SIGALRM, raise_alarm)
     try:
         for _ in range(3000):
             with pytest.raises(Alarm):
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
                 while True:
-                    get()
+                    queue.get(*more)
+        assert queue.get(*more) is item
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert get() is not None
-    close()
-    thread.join(10)
-    assert not thread.is_alive()
+        over.set()

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,6 +15,7 @@ from harness.testbed.clean import tear_down
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.memory import limited_memory, memory_obstacles, memory_parent, remove_memory_groups
 from harness.testbed.state import RunNames, state_root
+from tests.integration.runs import wait_until
 
 OBSTACLES = memory_obstacles()
 real = pytest.mark.skipif(bool(OBSTACLES), reason="; ".join(OBSTACLES))
@@ -66,10 +66,7 @@ def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(ru
         assert group.describe()["limit_bytes"] == LIMIT_MB * 1e6
         # What a process starts is in it too.
         shell = node.start(["sh", "-c", "sleep 30 & cat"], stdin=subprocess.PIPE)
-        deadline = time.monotonic() + 5
-        while len(_lines(group.path)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert len(_lines(group.path)) == 3
+        assert wait_until(lambda: len(_lines(group.path)) == 3)
     # Whoever was still in it was ended.
     assert shell.process.wait(5) == -9
     shell.stop()
@@ -138,9 +135,7 @@ def test_the_group_of_a_killed_run_goes_with_what_is_in_it():
     os.kill(harness.pid, signal.SIGKILL)
     harness.wait()
     harness.stdout.close()
-    deadline = time.monotonic() + 20
-    while RunNames(run_id, state_root()).state_file.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not RunNames(run_id, state_root()).state_file.exists())
     assert not Path(group).exists()
     assert not RunNames(run_id, state_root()).folder.exists()
 

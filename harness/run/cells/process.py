@@ -16,7 +16,7 @@ import psutil
 
 from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
-from harness.run.cells.template import Templates, start_cell
+from harness.run.cells.template import Templates
 from harness.testbed.base import Node
 from joulefeed.child import ChildError
 
@@ -33,15 +33,11 @@ class ProcessEnded(CellError):
 class CellProcess:
     """A `python -m harness.cell` on a node; ended with its workers when the context is left."""
 
-    def __init__(self, node: Node, log: Path, python: str, templates: Templates | None) -> None:
+    def __init__(self, node: Node, log: Path, python: str, templates: Templates) -> None:
         """Start it with a `python`, and from one of the `templates` where it can be forked."""
         self._node, self._python, self._log = node, python, log
-        self.template: int | None = None
-        """Id of the process that it was forked from; None where it has imported everything itself."""
-        if templates is None:
-            self._child = start_cell(node, log, python)
-        else:
-            self._child, self.template = templates.start(node, log, python)
+        self._child, self.template = templates.start(node, log, python)
+        """The process, and the id of the one that it was forked from; None where it has imported everything itself."""
 
     @property
     def pid(self) -> int:

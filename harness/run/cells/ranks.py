@@ -39,13 +39,12 @@ class CellRanks:
         nodes: Sequence[Node],
         folders: Sequence[Path],
         stall_s: float,
+        templates: Templates,
         environment: str | None = None,
-        templates: Templates | None = None,
     ) -> None:
         """Start a process on the node of each rank, with a log in its folder; all may say nothing for `stall_s`.
 
-        They run in the Python of an environment, by default in the harness's own, and are forked from the `templates`
-        that can be.
+        Those that can be are forked from `templates`; they run in the Python of `environment`, or in the harness's own.
         """
         self._nodes, self._stall_s = nodes, stall_s
         self._logs = [folder / "log.txt" for folder in folders]

@@ -45,7 +45,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: RunProgress) -> None:
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
         stall_s = 60 * experiment.cell_stall_min
-        process = stack.enter_context(CellRanks(started, folders, stall_s, loader.environment, context.templates))
+        process = stack.enter_context(CellRanks(started, folders, stall_s, context.templates, loader.environment))
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         # Its search has a process of its own, which imports the same at the same time.
         loader = with_readers(context, cell, watcher)

@@ -41,7 +41,8 @@ class Templates(Closing):
         Raises CellError where it does not start.
         """
         if node.is_remote or node.memory_group is not None or python != sys.executable:
-            return start_cell(node, log, python), None
+            argv = [python, *_CELL]
+            return node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log), None
         found = self._templates.get(node)
         if found is None or not found.child.is_alive:
             found = self._templates[node] = self._stack.enter_context(_Template(node))
@@ -50,11 +51,6 @@ class Templates(Closing):
     def close(self) -> None:
         """End them, and the cells that they were forked for."""
         self._stack.close()
-
-
-def start_cell(node: Node, log: Path, python: str) -> Child:
-    """Start a cell in a process of its own."""
-    return node.start([python, *_CELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
 
 
 class _Template(Closing):

@@ -66,7 +66,7 @@ def _search(context: CellContext, cell: Cell, loader: LoaderSpec, watcher: RunPr
     with ExitStack() as stack:
         stall_s = 60 * experiment.cell_stall_min
         process = stack.enter_context(
-            CellRanks([testbed.compute], [folder], stall_s, loader.environment, context.templates)
+            CellRanks([testbed.compute], [folder], stall_s, context.templates, loader.environment)
         )
         deadline = time.monotonic() + experiment.cell_timeout_s
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})

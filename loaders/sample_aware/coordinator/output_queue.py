@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class OutputQueue:
     def __init__(self, number: int) -> None:
         self.number = number
         """Of the epoch, counted by the engine."""
-        self._lock, self._news = threading.Lock(), Wakeup()
+        self._news = Wakeup()
         self._ready: deque[ReadyBatch] = deque()
         self._error: BaseException | None = None
         self._over = False
@@ -57,9 +56,8 @@ class OutputQueue:
 
     def end(self, error: BaseException | None = None) -> None:
         """Let the consumer know that this was all, or raise an error in its place; the first word counts."""
-        with self._lock:
-            if not self._over:
-                self._error, self._over = error, True
+        if not self._over:
+            self._error, self._over = error, True
         self._news.wake()
 
     def wake(self) -> None:
@@ -70,15 +68,15 @@ class OutputQueue:
     def get(self, on_idle: Callable[[], None], timeout_s: float | None = None) -> ReadyBatch | None:
         """Return the next batch, None at the end; raise what ended the epoch, TimeoutError after `timeout_s`."""
         while True:
-            with self._lock:
-                if self._error is not None:
-                    raise self._error
-                if self._ready:
-                    return self._ready.popleft()
-                if self._over:
-                    return None
-                is_idle, self._woken = self._woken, False
-            if is_idle:
+            is_over = self._over  # set after the error
+            if self._error is not None:
+                raise self._error
+            if self._ready:
+                return self._ready.popleft()
+            if is_over:
+                return None
+            if self._woken:
+                self._woken = False
                 on_idle()
             elif not self._news.wait(-1 if timeout_s is None else timeout_s):
                 raise TimeoutError

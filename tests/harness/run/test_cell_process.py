@@ -9,6 +9,7 @@ import pytest
 from harness.errors import CellError
 from harness.run.cells.ranks import CellRanks
 from harness.testbed.base import Node
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -25,19 +26,17 @@ wait_for_ever()
 
 
 @pytest.fixture
-def cell(tmp_path, monkeypatch):
+def cell(tmp_path, monkeypatch, templates):
     (tmp_path / "hangs.py").write_text(HANGS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(CellError), CellRanks([Node("compute", "talk1")], [tmp_path], stall_s=0.5) as cell:
+    with pytest.raises(CellError), CellRanks([Node("compute", "talk1")], [tmp_path], 0.5, templates) as cell:
         yield cell
         raise CellError("so that it is ended and not waited for")
 
 
 def test_a_cell_without_progress_is_told_with_the_place_where_it_is(cell, tmp_path):
     cell.send({"import": ["hangs"]})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert wait_until((tmp_path / "waits").exists)
     with pytest.raises(CellError) as told:
         cell.receive(time.monotonic() + 60, "importing its modules")
     said = str(told.value)

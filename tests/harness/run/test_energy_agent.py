@@ -18,6 +18,7 @@ from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import count_cpu, find_processes
 from harness.system.process import run_environment
 from tests.energymon import trees
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -44,19 +45,12 @@ def agent(tree, tmp_path):
         yield made
 
 
-def wait_for(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
-
-
 def kill(agent):
     """Kill the agent; return when, by the clock of its readings."""
     pid = agent.pid
     at_ns = time.monotonic_ns() + agent.offset_ns
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: agent.pid not in (None, pid))
+    assert wait_until(lambda: agent.pid not in (None, pid))
     return at_ns
 
 
@@ -64,7 +58,7 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
     start_ns = time.monotonic_ns() + agent.offset_ns
     time.sleep(0.3)
     killed_ns = kill(agent)
-    wait_for(lambda: agent.told)
+    assert wait_until(lambda: agent.told)
     time.sleep(0.3)
     end_ns = time.monotonic_ns() + agent.offset_ns
     found = joules(agent.readings(start_ns, end_ns), start_ns, end_ns, 20_000_000)
@@ -83,7 +77,7 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
 def test_an_agent_that_cannot_be_started_again_fails_the_cell_with_the_reason(agent):
     options, agent.options = agent.options, [*agent.options, "--interval-ms", "0.001"]
     os.kill(agent.pid, signal.SIGKILL)
-    wait_for(lambda: agent.told)
+    assert wait_until(lambda: agent.told)
     with pytest.raises(CellError, match=r"--interval-ms 0\.001"):
         agent.require()
     agent.options = options
@@ -169,7 +163,7 @@ def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no
     with closing(EnergyReader(tmp_path / "e.sqlite")) as energy:
         assert energy.read()
         kill(agent)
-        wait_for(lambda: agent.told)
+        assert wait_until(lambda: agent.told)
         assert energy.read(), "an agent that was started again reads at the next edge"
 
 

@@ -81,16 +81,16 @@ def specs_of(folders, tmp_path, accelerator, epochs, **params):
     ]
 
 
-def started(tmp_path, world_size):
+def started(tmp_path, world_size, templates):
     cell = tmp_path / "cell"
     cell.mkdir()
     folders = make_folders(cell, world_size)
     nodes = [Node("compute", "rankstest")] * world_size
-    return folders, CellRanks(nodes, folders, 240.0)
+    return folders, CellRanks(nodes, folders, 240.0, templates)
 
 
-def train(tmp_path, accelerator, *, world_size=2, epochs=2, on_ready=lambda ranks: None, **params):
-    folders, ranks = started(tmp_path, world_size)
+def train(tmp_path, accelerator, templates, *, world_size=2, epochs=2, on_ready=lambda ranks: None, **params):
+    folders, ranks = started(tmp_path, world_size, templates)
     deadline = time.monotonic() + LIMIT_S
     with ranks:
         ranks.send({"import": ["torch"]})
@@ -107,8 +107,8 @@ def train(tmp_path, accelerator, *, world_size=2, epochs=2, on_ready=lambda rank
 
 
 @pytest.mark.process
-def test_two_ranks_train_one_real_model_on_every_sample_once(tmp_path):
-    ran, samples, state = train(tmp_path, CPU)
+def test_two_ranks_train_one_real_model_on_every_sample_once(tmp_path, templates):
+    ran, samples, state = train(tmp_path, CPU, templates)
     assert samples == [SAMPLES, SAMPLES]
     assert ran.ids(1) == ran.ids(2) == list(range(SAMPLES))
     # 17 samples are 5 batches and 16 are 4: rank 1 takes part in a step for which it has none.
@@ -124,8 +124,8 @@ def test_two_ranks_train_one_real_model_on_every_sample_once(tmp_path):
 
 
 @pytest.mark.process
-def test_ranks_wait_for_the_one_with_larger_batches(tmp_path):
-    ran, samples, _ = train(tmp_path, TEXTBOOK, epochs=1, imbalance=1.0)
+def test_ranks_wait_for_the_one_with_larger_batches(tmp_path, templates):
+    ran, samples, _ = train(tmp_path, TEXTBOOK, templates, epochs=1, imbalance=1.0)
     assert samples == [SAMPLES]
     assert ran.ids(1) == list(range(SAMPLES))
     small, large = ran.of(0), ran.of(1)
@@ -136,7 +136,7 @@ def test_ranks_wait_for_the_one_with_larger_batches(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_rank_ends_the_cell_and_is_named(lost, tmp_path):
+def test_a_killed_rank_ends_the_cell_and_is_named(lost, tmp_path, templates):
     seen = []
 
     def kill(ranks):
@@ -144,15 +144,15 @@ def test_a_killed_rank_ends_the_cell_and_is_named(lost, tmp_path):
         os.kill(ranks.pids[lost], signal.SIGKILL)
 
     with pytest.raises(CellError) as raised:
-        train(tmp_path, TEXTBOOK, on_ready=kill)
+        train(tmp_path, TEXTBOOK, templates, on_ready=kill)
     assert str(raised.value).startswith(f"rank {lost} of 2 on ")
     assert "was killed by SIGKILL" in str(raised.value)
     assert len(seen) == 2 and not any(psutil.pid_exists(pid) for pid in seen)
 
 
 @pytest.mark.process
-def test_a_rank_that_fails_is_named_and_not_the_one_that_lost_it(tmp_path):
-    folders, ranks = started(tmp_path, 2)
+def test_a_rank_that_fails_is_named_and_not_the_one_that_lost_it(tmp_path, templates):
+    folders, ranks = started(tmp_path, 2, templates)
     specs = specs_of(folders, tmp_path, TEXTBOOK, 1)
     with pytest.raises(CellError, match=r"^rank 1 of 2 on .*7\.bin"), ranks:
         deadline = time.monotonic() + LIMIT_S

@@ -9,7 +9,6 @@ import pytest
 
 from harness.errors import CellError
 from harness.run.cells.ranks import CellRanks
-from harness.run.cells.template import Templates
 from harness.system.procfs import pss_bytes
 from harness.testbed.base import Node
 from tests.integration.runs import has_ended, wait_until
@@ -28,15 +27,9 @@ child.wait()
 """
 
 
-@pytest.fixture
-def templates():
-    with Templates() as made:
-        yield made
-
-
 def cell(folder, templates):
     folder.mkdir()
-    return CellRanks([NODE], [folder], LIMIT_S, templates=templates)
+    return CellRanks([NODE], [folder], LIMIT_S, templates)
 
 
 def imported(ranks, *modules):
@@ -118,8 +111,7 @@ def test_a_cell_with_a_limit_of_memory_imports_everything_itself(templates, tmp_
     group.mkdir()
     (group / "cgroup.procs").touch()
     (tmp_path / "a").mkdir()
-    with CellRanks(
-        [Node("compute", "template1", memory_group=group)], [tmp_path / "a"], LIMIT_S, None, templates
-    ) as one:
+    node = Node("compute", "template1", memory_group=group)
+    with CellRanks([node], [tmp_path / "a"], LIMIT_S, templates) as one:
         assert not one.templates
         assert imported(one, "json") == "imported"

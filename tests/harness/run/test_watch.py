@@ -17,6 +17,7 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder, RunPlan
 from harness.run import watch
 from harness.run.progress import LiveState, RunProgress, write_live
+from tests.integration.runs import wait_until
 
 CELL = Cell(cell_id="c", loader="pytorch", workload="resnet50", regime="local", repeat=1)
 NOW_S = 1_800_000_000.0
@@ -37,13 +38,6 @@ def run(tmp_path):
     return folder
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def texts(parts):
     return [part.text for part in parts]
 
@@ -56,13 +50,13 @@ def test_a_run_keeps_what_it_does_in_a_file_until_it_is_over(run):
         progress.samples(2, 0)
         time.sleep(0.01)
         progress.samples(2, 16, 0.004)
-        wait_for(lambda: run.live.exists() and json.loads(run.live.read_text())["samples_done"] == 16)
+        assert wait_until(lambda: run.live.exists() and json.loads(run.live.read_text())["samples_done"] == 16)
         told = json.loads(run.live.read_text())
         assert (told["cells_done"], told["cells"], told["samples"]) == (1, 2, 48)
         assert told["doing"] == "pytorch · resnet50 · local · repeat 1: epoch 2, 16 samples"
         assert told["epoch_s"] >= 0.01 and told["stall_s"] == 0.004
         progress.phase("probing the link")
-        wait_for(lambda: "probing" in json.loads(run.live.read_text())["doing"])
+        assert wait_until(lambda: "probing" in json.loads(run.live.read_text())["doing"])
         assert json.loads(run.live.read_text())["epoch_s"] == 0
     assert not run.live.exists() and not list(run.folder.glob("*.partial"))
 
@@ -117,7 +111,7 @@ def test_a_page_shows_the_same_until_the_run_is_over(run, capsys):
         said += capsys.readouterr().out
         return "http://127.0.0.1:" in said
 
-    wait_for(address)
+    assert wait_until(address)
     with urllib.request.urlopen(said.split(maxsplit=1)[0], timeout=10) as answer:
         page = answer.read().decode()
     assert "a &lt;run&gt;" in page and "90 samples a second" in page

@@ -14,6 +14,7 @@ from harness.testbed.hosts.supervisor import BEAT, STOP
 from harness.testbed.hosts.supervisor import RemoteCommand as Command
 from harness.testbed.state import RunNames, state_root
 from joulefeed.child import Child, ChildError
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -27,13 +28,6 @@ def supervisor(order):
     child = Child([sys.executable, "-m", "harness.testbed.hosts.supervisor"], keep_stderr=True)
     child.send(order.to_line())
     return child
-
-
-def wait_until(condition, limit_s=40):
-    deadline = time.monotonic() + limit_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_a_command_gets_the_rest_of_standard_input_and_its_status_comes_back(run_id):
