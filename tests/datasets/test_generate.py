@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import DatasetError, DiskError
 from joulefeed.signals import Interrupted
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -139,10 +139,7 @@ def test_killed_halfway_its_workers_die_and_the_next_run_clears_up(tmp_path, hea
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(alive(pid) for pid in workers)
+    assert wait_until(lambda: not any(alive(pid) for pid in workers))
     assert left_beside(tmp_path)
     SMALL.open(tmp_path, heard)  # another dataset: it clears up all the same
     assert left_beside(tmp_path) == []

@@ -9,6 +9,7 @@ from energymon.clock.monotonic import Clock
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.records import ClockStep, Gap, Sampled
 from energymon.sensors.base import SensorChannel, SensorPoint
+from tests.energymon.conftest import wait_for
 
 MS = 1_000_000
 INTERVAL_NS = 20 * MS
@@ -130,9 +131,7 @@ def test_a_quick_sensor_that_begins_to_hang_is_left_alone_and_comes_back():
         time.sleep(0.05)
         monitor.unstick()
     let_go.set()
-    deadline = time.monotonic() + 5
-    while not ticks(records)[-1].whole and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(lambda: ticks(records)[-1].whole)
     monitor.stop()
     assert not failures
     assert [t for t in ticks(records) if t.whole and t.tick_ns > max(t.tick_ns for t in ticks(records) if not t.whole)]

@@ -69,6 +69,17 @@ class AllBut:
 
 
 @pytest.mark.process
+def test_the_cpu_seconds_of_processes_that_have_just_started_are_not_cut_to_hundredths():
+    burn = "import time\nwhile time.process_time() < 0.05: pass\nprint(time.process_time(), flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [subprocess.Popen([sys.executable, "-c", burn], **pipes) for _ in range(10)]
+    said_s = sum(float(process.stdout.readline()) for process in processes)
+    assert said_s <= cpu_s(process.pid for process in processes) < said_s + 0.05
+    for process in processes:
+        process.communicate(b"\n")
+
+
+@pytest.mark.process
 def test_a_process_that_is_not_of_the_run_is_named_with_what_it_used_since_the_last_look(hog):
     strangers = Strangers()
     assert strangers.look(AllBut(hog.pid)) == []

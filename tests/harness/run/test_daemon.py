@@ -2,7 +2,6 @@
 
 import signal
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from harness.run.check import tried_daemon
 from harness.run.daemon import _arguments, check_daemon, make_keys, serving
 from harness.testbed.base import Node
 from loaders.base import Samples
+from tests.integration.runs import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -106,9 +106,7 @@ def test_a_daemon_whose_server_was_started_again_has_failed(shards, tmp_path):
         assert daemon.failure() is None
         (server,) = [one for one in daemons() if not one.children()]
         server.send_signal(signal.SIGABRT)
-        deadline = time.monotonic() + 10
-        while '"restarted"' not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: '"restarted"' in log.read_text())
         assert "started its server again" in daemon.failure() and "SIGABRT" in daemon.failure()
 
 
