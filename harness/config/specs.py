@@ -314,7 +314,8 @@ class Experiment(Section):
     checks: Tolerances = Tolerances()
     repeats: _Count | Mapping[str, _NaturalNumber] = Field(default=1, description="a count, or counts by loader")
     """Counted repeats of a loader in a workload and a regime; or by its section in `loaders`, by its whole key of one
-    setting of a sweep, and under `others` of those that are not named. A section that is named with 0 is left out."""
+    setting of a sweep, and under `others` of those that are not named. A section that is named with 0 is left out. A
+    regime's count is the most that any loader has there."""
     epochs: _Count = 1
     retries: _NaturalNumber = 2
     """How often a cell may be measured again at the end because something beside the run disturbed it."""
@@ -441,7 +442,7 @@ class Experiment(Section):
             return
         bases = dict.fromkeys(loader.base for loader in self.loaders.values())
         # A shipped loader may have been taken out of the experiment.
-        known = {*bases, *list_packaged("loader"), "others"}
+        known = {*bases, *self.regimes, *list_packaged("loader"), "others"}
         # Another sweep may have taken out a setting.
         swept = tuple(f"{loader.base}_{name}_" for loader in self.loaders.values() for name in loader.setting)
         for key, count in self.repeats.items():
@@ -453,12 +454,13 @@ class Experiment(Section):
         if not self.turns:
             yield "repeats: no loader has any; expected at least 1 for one of them"
 
-    def count_repeats(self, loader: str) -> int:
-        """Return the repeats of a loader, by its key."""
+    def count_repeats(self, loader: str, regime: str = "") -> int:
+        """Return the repeats of a loader, by its key, in a regime or in the one where it has most."""
         if not isinstance(self.repeats, Mapping):
             return self.repeats
         named = (key for key in (loader, self.loaders[loader].base, "others") if key in self.repeats)
-        return self.repeats.get(next(named, ""), 0)
+        count = self.repeats.get(next(named, ""), 0)
+        return min(count, self.repeats.get(regime, count))
 
     @property
     def turns(self) -> int:

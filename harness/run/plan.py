@@ -28,7 +28,6 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
     """
     nearest = min(experiment.regimes, key=lambda regime: experiment.regimes[regime].rtt_ms)
     order = random.Random(experiment.seed)  # noqa: S311 - an order, not a secret
-    turns = {loader: _spread_turns(experiment.count_repeats(loader), experiment.turns) for loader in experiment.loaders}
     cells: list[Cell] = []
     places: list[tuple[str, str, str]] = []
     for repeat in range(1, experiment.turns + 1):
@@ -36,7 +35,8 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
         cells += [
             _make_cell(experiment, loader, workload, regime, repeat)
             for workload, regime, loader in places
-            if repeat in turns[loader] and _runs_in(experiment.loaders[loader], regime, is_nearest=regime == nearest)
+            if repeat in _spread_turns(experiment.count_repeats(loader, regime), experiment.turns)
+            and _runs_in(experiment.loaders[loader], regime, is_nearest=regime == nearest)
         ]
     return tuple(cells)
 

@@ -47,11 +47,6 @@ class Lifetime:
         """The names that the run gives."""
         return self._state.names
 
-    @property
-    def reaper_pid(self) -> int:
-        """Process id of the reaper."""
-        return self._reaper.pid
-
     def wait_guarded(self) -> None:
         """Wait until the reaper would remove everything if this process were killed.
 

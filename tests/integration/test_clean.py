@@ -38,7 +38,7 @@ with testbed.mount(Path(sys.argv[2]), near) as mount:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     cell = testbed.compute.start(["sh", "-c", read, str(mount.path)], **pipes)
     assert cell.read_line(10) == b"in"
-    print(json.dumps({"reaper": testbed._lifetime.reaper_pid, "relay": testbed.link.pid}), flush=True)
+    print(json.dumps({"reaper": testbed._lifetime._reaper.pid, "relay": testbed.link.pid}), flush=True)
     time.sleep(600)
 """
 

@@ -64,7 +64,7 @@ def test_the_same_run_id_cannot_be_opened_twice_and_closing_ends_processes_and_r
 
 def test_closing_ends_a_reaper_that_was_stopped(run_id):
     testbed = open_testbed("local", run_id, [LOCAL])
-    reaper = testbed._lifetime.reaper_pid
+    reaper = testbed._lifetime._reaper.pid
     os.kill(reaper, signal.SIGSTOP)
     testbed.close()
     assert not psutil.pid_exists(reaper)
@@ -75,7 +75,7 @@ import sys
 from harness.config.regime import Regime
 from harness.testbed import open_testbed
 testbed = open_testbed("local", sys.argv[1], [Regime(name="local")])
-print(testbed._lifetime.reaper_pid, flush=True)
+print(testbed._lifetime._reaper.pid, flush=True)
 sys.stdin.read()
 """
 

@@ -81,7 +81,7 @@ class Coordinator:
 
     def begin(self) -> None:
         """Start the thread, once there are workers."""
-        self.stats.note_workers(len(self._pool))
+        self.stats.workers = len(self._pool)
         self._thread.start()
 
     def call(self, what: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ class Coordinator:
         """Watch over a worker that was started."""
         self._selector.register(alive, selectors.EVENT_READ, worker)
         self._slow_samples.workers = max(self._slow_samples.workers, worker + 1)
-        self.stats.note_workers(len(self._pool))
+        self.stats.workers = len(self._pool)
 
     def begin_epoch(self, epoch: EpochState) -> None:
         """Take up an epoch; the one before it ends."""
@@ -166,7 +166,7 @@ class Coordinator:
         if isinstance(what, int):
             self._selector.unregister(descriptor)
             error = self._pool.ended(what)
-            self.stats.note_workers(len(self._pool))
+            self.stats.workers = len(self._pool)
             if error is not None and self.error is None:
                 self._die(self._with_sample(error, what))
         elif what == "wake":

@@ -1,4 +1,4 @@
-"""The counts of a sample-aware loader: seconds by stage, fill of the queues, workers over time; and their history."""
+"""The counts of a sample-aware loader: seconds by stage, fill of the queues, workers; and their history."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class Stats:
         self._stages = tuple(stages)
         self._stage_ns = [0] * len(stages)
         self._stage_counts = [0] * len(stages)
-        self._began = time.monotonic()
         self.samples = self.slow = self.parked = 0
         self._recent_ns, self._recent_samples = 0.0, 0
         self.queues = {name: Gauge() for name in _QUEUES}
@@ -55,8 +54,7 @@ class Stats:
         """Everything that the scheduler has decided."""
         self.wait_s = 0.0
         """Time that the consumer has waited."""
-        self.workers: list[tuple[float, int]] = []
-        """Seconds since the loader was made, and the number of workers from then on."""
+        self.workers = 0
 
     def add_stages(self, first: int, stage_ns: Sequence[int], samples: int = 1) -> None:
         """Add what a sample, or several together, took in consecutive stages."""
@@ -80,11 +78,6 @@ class Stats:
         """What samples have taken lately on average, 0 before the first one."""
         return int(self._recent_ns)
 
-    def note_workers(self, number: int) -> None:
-        """Note the number of workers."""
-        if not self.workers or self.workers[-1][1] != number:
-            self.workers.append((time.monotonic() - self._began, number))
-
     def details(self) -> dict[str, float]:
         """Return STAGE_count, STAGE_mean_s, QUEUE_queue_mean, QUEUE_queue_most, slow_share and the counts."""
         found = {
@@ -92,7 +85,7 @@ class Stats:
             "slow_samples": float(self.slow),
             "parked_samples": float(self.parked),
             "slow_share": self.slow / self.samples if self.samples else 0.0,
-            "workers": float(self.workers[-1][1]) if self.workers else 0.0,
+            "workers": float(self.workers),
         }
         for stage, ns, count in zip(self._stages, self._stage_ns, self._stage_counts, strict=True):
             found |= stage_figures(stage, count, ns * 1e-9)
@@ -102,7 +95,7 @@ class Stats:
 
 
 class ShowsHistory:
-    """What a sample-aware loader shows of its timeouts and of its workers."""
+    """What a sample-aware loader shows of its timeouts and of its scheduler."""
 
     _settings: EngineSettings
     _run_stats: Stats
@@ -116,8 +109,3 @@ class ShowsHistory:
     def decisions(self) -> Sequence[Decision]:
         """Everything that the scheduler has decided."""
         return tuple(self._run_stats.decisions)
-
-    @property
-    def workers_over_time(self) -> Sequence[tuple[float, int]]:
-        """Seconds since the loader was made, and the number of workers from then on."""
-        return tuple(self._run_stats.workers)

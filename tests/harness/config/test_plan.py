@@ -24,15 +24,13 @@ def test_every_combination_runs_once_in_every_repeat():
 
 
 def test_a_loader_has_its_own_number_of_repeats_spread_over_the_run():
-    cells = planned("repeats={streaming:8,dali:3,fixed:1,others:2}", name="emlio_fig8")
+    cells = planned("repeats={streaming:8,dali:3,fixed:1,lan_0_1ms:4,others:2}", name="emlio_fig8")
     turns = {loader: sorted({c.repeat for c in cells if c.loader == loader}) for loader in ("streaming", "dali")}
     assert turns == {"streaming": [*range(1, 9)], "dali": [1, 5, 8]}
     counts = Counter((c.loader, c.regime) for c in cells)
-    assert (
-        counts["streaming", "lan_1ms"] == 8
-        and counts["streaming_emlio", "lan_1ms"] == 2
-        and sum(c.loader == "fixed" for c in cells) == 1
-    )
+    assert [counts["streaming", regime] for regime in ("lan_1ms", "lan_0_1ms")] == [8, 4]
+    assert [counts["streaming_emlio", regime] for regime in ("lan_1ms", "lan_0_1ms")] == [2, 2]
+    assert sum(c.loader == "fixed" for c in cells) == 1
     for without in (["repeats={dali:0,others:1}"], ["repeats={dali:3,others:1}", "~loaders.dali"]):
         left = {c.loader for c in planned(*without, name="emlio_fig8")}
         assert left == {"streaming_emlio", "streaming", "fixed"}
