@@ -45,11 +45,13 @@ class BoundedQueue(Generic[Item]):
     def get(self) -> Item | None:
         """Return the next item once there is one, None at the end; raise the error that the queue ended with."""
         while not self._items and not self._closed:
+            self._has_room.wake()  # a signal may have ended the last call before it did
             self._has_items.wait()
         if not self._items and self._error is not None:
             raise self._error
+        item = self._items.popleft() if self._items else None
         self._has_room.wake()
-        return self._items.popleft() if self._items else None
+        return item
 
     def close(self, error: BaseException | None = None) -> None:
         """Accept no more items; the items in the queue can still be taken, then `error` is raised."""

@@ -113,8 +113,9 @@ class Elements(Closing):
                 if self._closed:
                     raise StopIteration
                 if self._ready:
+                    element = self._ready.popleft()
                     self._has_room.wake()
-                    return self._ready.popleft()
+                    return element
                 if self._is_over:
                     raise self._error or StopIteration
             if fault is not None:

@@ -139,7 +139,7 @@ def test_killed_halfway_its_workers_die_and_the_next_run_clears_up(tmp_path, hea
     process.kill()
     process.wait()
     process.stdout.close()
-    assert wait_until(lambda: not any(alive(pid) for pid in workers))
+    assert wait_until(lambda: not any(alive(pid) for pid in workers), 10)
     assert left_beside(tmp_path)
     SMALL.open(tmp_path, heard)  # another dataset: it clears up all the same
     assert left_beside(tmp_path) == []

@@ -131,7 +131,7 @@ def test_a_quick_sensor_that_begins_to_hang_is_left_alone_and_comes_back():
         time.sleep(0.05)
         monitor.unstick()
     let_go.set()
-    wait_for(lambda: ticks(records)[-1].whole)
+    wait_for(lambda: ticks(records)[-1].whole, 5)
     monitor.stop()
     assert not failures
     assert [t for t in ticks(records) if t.whole and t.tick_ns > max(t.tick_ns for t in ticks(records) if not t.whole)]

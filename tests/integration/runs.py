@@ -54,7 +54,7 @@ def ids_of(cell: Path) -> list[int]:
     return sorted(pq.read_table(cell / "batches.parquet")["ids"].combine_chunks().flatten().to_pylist())
 
 
-def wait_until(condition: Callable[[], Any], limit_s: float = 40.0) -> Any:
+def wait_until(condition: Callable[[], Any], limit_s: float = 20.0) -> Any:
     """Return what a condition returns once that is true, or after so many seconds."""
     deadline, pause_s = time.monotonic() + limit_s, 0.01
     while not (found := condition()) and time.monotonic() < deadline:

@@ -105,8 +105,14 @@ def test_a_thread_that_fails_at_its_start_fails_its_tasks(monkeypatch):
     pool.shutdown()
 
 
-class Alarm(Exception):
-    pass
+def test_a_queue_of_one_item_hands_over_each_however_threads_take_turns():
+    queue, before = BoundedQueue(1), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threading.Thread(target=lambda: [queue.put(n) for n in range(20000)] and queue.close(), daemon=True).start()
+        assert list(iter(queue.get, None)) == list(range(20000))
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +125,11 @@ def test_a_signal_at_any_moment_of_a_wait_is_its_own_exception_and_the_queue_goe
         while not over.wait(random.uniform(0, 1e-4)):
             queue.put(item)
 
-    def raise_alarm(*_):
-        raise Alarm
-
     threading.Thread(target=feed, daemon=True).start()
-    before = signal.signal(signal.SIGALRM, raise_alarm)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for _ in range(3000):
-            with pytest.raises(Alarm):
+            with pytest.raises(KeyboardInterrupt):
                 signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 3e-4))
                 while True:
                     queue.get(*more)

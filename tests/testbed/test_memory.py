@@ -66,7 +66,7 @@ def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(ru
         assert group.describe()["limit_bytes"] == LIMIT_MB * 1e6
         # What a process starts is in it too.
         shell = node.start(["sh", "-c", "sleep 30 & cat"], stdin=subprocess.PIPE)
-        assert wait_until(lambda: len(_lines(group.path)) == 3)
+        assert wait_until(lambda: len(_lines(group.path)) == 3, 5)
     # Whoever was still in it was ended.
     assert shell.process.wait(5) == -9
     shell.stop()

@@ -38,7 +38,7 @@ def test_run_returns_standard_output_and_names_command_and_reason_of_a_failure(n
 def test_run_ends_a_command_that_takes_too_long_with_its_children(node):
     with pytest.raises(TestbedError, match=r"0\.3 s"):
         node.run(["sh", "-c", "sleep 98 & sleep 99"], timeout_s=0.3)
-    assert wait_until(lambda: not processes_of_run(node.run_id))
+    assert wait_until(lambda: not processes_of_run(node.run_id), 10)
 
 
 def test_process_leads_a_group_of_its_own_and_carries_the_run(node):
@@ -55,10 +55,10 @@ def test_process_finds_the_packages_of_its_parent_from_any_directory(node, tmp_p
 def test_kill_all_finds_a_grandchild_that_left_its_session_and_parent(node):
     process = node.start(["sh", "-c", "setsid sleep 96 & exit 0"])
     process.process.wait()
-    assert wait_until(lambda: len(processes_of_run(node.run_id)) == 1)
+    assert wait_until(lambda: len(processes_of_run(node.run_id)) == 1, 10)
     (orphan,) = processes_of_run(node.run_id)
     assert kill_all(node.run_id) == [orphan]
-    assert wait_until(lambda: _is_gone(orphan))
+    assert wait_until(lambda: _is_gone(orphan), 10)
 
 
 def test_kill_all_leaves_other_runs_alone(node):

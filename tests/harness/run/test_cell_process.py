@@ -36,7 +36,7 @@ def cell(tmp_path, monkeypatch, templates):
 
 def test_a_cell_without_progress_is_told_with_the_place_where_it_is(cell, tmp_path):
     cell.send({"import": ["hangs"]})
-    assert wait_until((tmp_path / "waits").exists)
+    assert wait_until((tmp_path / "waits").exists, 60)
     with pytest.raises(CellError) as told:
         cell.receive(time.monotonic() + 60, "importing its modules")
     said = str(told.value)

@@ -106,7 +106,7 @@ def test_a_daemon_whose_server_was_started_again_has_failed(shards, tmp_path):
         assert daemon.failure() is None
         (server,) = [one for one in daemons() if not one.children()]
         server.send_signal(signal.SIGABRT)
-        wait_until(lambda: '"restarted"' in log.read_text())
+        wait_until(lambda: '"restarted"' in log.read_text(), 10)
         assert "started its server again" in daemon.failure() and "SIGABRT" in daemon.failure()
 
 

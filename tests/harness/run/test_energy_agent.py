@@ -50,7 +50,7 @@ def kill(agent):
     pid = agent.pid
     at_ns = time.monotonic_ns() + agent.offset_ns
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: agent.pid not in (None, pid))
+    assert wait_until(lambda: agent.pid not in (None, pid), 30)
     return at_ns
 
 
@@ -58,7 +58,7 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
     start_ns = time.monotonic_ns() + agent.offset_ns
     time.sleep(0.3)
     killed_ns = kill(agent)
-    assert wait_until(lambda: agent.told)
+    assert wait_until(lambda: agent.told, 30)
     time.sleep(0.3)
     end_ns = time.monotonic_ns() + agent.offset_ns
     found = joules(agent.readings(start_ns, end_ns), start_ns, end_ns, 20_000_000)
@@ -77,7 +77,7 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
 def test_an_agent_that_cannot_be_started_again_fails_the_cell_with_the_reason(agent):
     options, agent.options = agent.options, [*agent.options, "--interval-ms", "0.001"]
     os.kill(agent.pid, signal.SIGKILL)
-    assert wait_until(lambda: agent.told)
+    assert wait_until(lambda: agent.told, 30)
     with pytest.raises(CellError, match=r"--interval-ms 0\.001"):
         agent.require()
     agent.options = options
@@ -163,7 +163,7 @@ def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no
     with closing(EnergyReader(tmp_path / "e.sqlite")) as energy:
         assert energy.read()
         kill(agent)
-        assert wait_until(lambda: agent.told)
+        assert wait_until(lambda: agent.told, 30)
         assert energy.read(), "an agent that was started again reads at the next edge"
 
 

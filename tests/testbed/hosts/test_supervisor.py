@@ -65,7 +65,7 @@ def test_the_end_of_standard_input_ends_a_command_that_ignores_it_with_all_that_
     with supervisor(Command(run_id=run_id, argv=("sh", "-c", script))) as child:
         assert child.read_line(20) == b"up"
         child.process.stdin.close()
-        assert wait_until(lambda: not child.is_alive)
+        assert wait_until(lambda: not child.is_alive, 40)
         assert processes_of_run(run_id) == []
 
 
@@ -73,7 +73,7 @@ def test_a_supervisor_that_is_killed_takes_its_command_along(run_id):
     with supervisor(Command(run_id=run_id, argv=("sh", "-c", "echo up; exec sleep 300"))) as child:
         assert child.read_line(20) == b"up"
         os.kill(child.pid, signal.SIGKILL)
-        assert wait_until(lambda: not processes_of_run(run_id))
+        assert wait_until(lambda: not processes_of_run(run_id), 40)
 
 
 @pytest.mark.parametrize("message", [None, STOP], ids=["silence", "stop"])
@@ -87,7 +87,7 @@ def test_heartbeats_keep_a_command_alive_and_their_end_ends_it(run_id, message):
         assert child.is_alive
         if message:
             child.send(message)
-        assert wait_until(lambda: not child.is_alive)
+        assert wait_until(lambda: not child.is_alive, 40)
         assert processes_of_run(run_id) == []
 
 
@@ -123,7 +123,7 @@ class TestLease:
     def test_its_end_removes_all_that_the_run_has(self, lease, command, end, run_id):
         end(lease)
         names = RunNames(run_id, state_root())
-        assert wait_until(lambda: not names.state_file.exists())
+        assert wait_until(lambda: not names.state_file.exists(), 40)
         assert processes_of_run(run_id) == []
         assert not names.folder.exists()
 
