@@ -37,8 +37,8 @@ S = 10**9
 ORIGIN_NS = 10**12
 IDLE_W, BUSY_W = 80.0, 400.0
 TICK_NS = 100_000_000
-H200 = Path(__file__).parent / "traces" / "h200-580.npz"
-"""Readings of an H200 with driver 580.159.04 under a step, a pulse and square waves, four ms a call."""
+TRACES = Path(__file__).parent / "traces"
+"""Readings of H200s with driver 580.159.04 under a step, a pulse and square waves, four ms a call."""
 ABOUT = ("NVIDIA H100 80GB HBM3", "GPU-1", "580")
 
 
@@ -124,8 +124,9 @@ def test_a_register_of_a_millisecond_counts_all_of_the_time():
     assert found.delay_ms < 3
 
 
-def test_a_recorded_h200_samples_a_quarter_of_its_instant_power_and_counts_all_of_its_joules():
-    trace = np.load(H200)
+@pytest.mark.parametrize(("name", "ratio"), [("h200-580", 1), ("h200-580-pulses", 1.02)])
+def test_a_recorded_h200_samples_a_part_of_its_instant_power_and_counts_all_of_its_joules(name, ratio):
+    trace = np.load(TRACES / f"{name}.npz")
     spans = [(int(b) * 1000, int(e) * 1000) for b, e in trace["load_us"]]
     found = {}
     for source, values in (
@@ -142,11 +143,11 @@ def test_a_recorded_h200_samples_a_quarter_of_its_instant_power_and_counts_all_o
     assert (counter.window_ms, counter.duty) == (pytest.approx(100, abs=5), 1)
     assert power.window_ms == pytest.approx(25, abs=8)
     assert power.duty == pytest.approx(0.25, abs=0.08)
-    assert (average.window_ms, average.duty) == (pytest.approx(1000, abs=30), 1)
-    assert all(one.delay_ms < 15 for one in found.values())
-    assert counter.ratio == pytest.approx(1, abs=0.01)
+    assert (average.window_ms, average.duty) == (pytest.approx(1000, abs=60), 1)
+    assert all(one.delay_ms < 40 for one in found.values())
+    assert counter.ratio == pytest.approx(ratio, abs=0.01)
     known = accuracy_of("nvml-counter", counter.model, counter, TICK_NS)
-    assert known.share == pytest.approx(0.05, abs=0.01)
+    assert known.share == pytest.approx(0.04 + ratio - 0.99, abs=0.01)
     assert known.unseen_w == 0
 
 

@@ -87,10 +87,10 @@ def test_the_bound_holds_however_unequal_the_ways_are(there_s, back_s):
 
 @pytest.mark.process
 def test_the_quickest_exchange_is_taken():
-    delays = [0.05, 0.03, 0.0, 0.04]
+    delays = [0.15, 0.12, 0.0, 0.14]
     with Responder("127.0.0.1") as responder, relay(responder.port, lambda n: delays[n]) as port:
         found = measure(f"127.0.0.1:{port}", "n", attempts=4)
-    assert found.error_ns < 15 * MS
+    assert found.error_ns < 60 * MS
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_the_next_requests():

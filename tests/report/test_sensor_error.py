@@ -88,6 +88,9 @@ def test_joules_beside_an_emulated_board_are_compared_and_shown_with_their_own_b
     assert compute_joule_ratio(ours, theirs).interval.low == pytest.approx(wide.low)
     told = " ".join(one.text for one in list_caveats(read_results(builder.write()), [ours, theirs]))
     assert "the accuracy of these sensors is ± 5.0 % with the resolution" in told
+    builder = build(energy_source="cpu=estimate;gpu=nvml-counter", accelerator=REAL)
+    told = " ".join(one.text for one in list_caveats(read_results(builder.write()), pair(builder)))
+    assert "Measured: gpu from nvml-counter; totals have no bound, for an estimate is in them." in told
 
 
 def claim(**changed):
