@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help docs run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks lint-workflows server minio tensorflow mosaic cassandra ansible setup bench lock clean
+.PHONY: help docs run test test-fast test-slow test-vm gpu-smoke lint lint-python lint-playbooks lint-workflows server minio tensorflow mosaic cassandra ansible slurm setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -19,7 +19,7 @@ run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smo
 test: setup lint server minio tensorflow mosaic cassandra ansible ## set up, then lint and test everything once; TESTS=tests/loaders for some
 	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
 
-test-slow: setup server minio tensorflow mosaic cassandra ansible ## set up, then what takes long: faults by the hundred, leaks, second environments
+test-slow: setup server minio tensorflow mosaic cassandra ansible slurm ## set up, then what takes long: faults by the hundred, leaks, second environments
 	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest -m slow $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
@@ -61,6 +61,9 @@ mosaic: setup      ## the environment with MosaicML Streaming: found, or made in
 
 cassandra:         ## the Cassandra server that tests run against: found, or its jars copied with Maven in seconds
 	playbooks/cassandra.sh >/dev/null
+
+slurm:             ## the SLURM whose jobs tests run: found, or installed with apt in seconds
+	playbooks/slurm.sh
 
 ansible: setup     ## the environment with Ansible that several hosts need: made in .venv-ansible in a minute
 	playbooks/ansible.sh

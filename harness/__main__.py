@@ -22,8 +22,17 @@ from rich.console import Console
 from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
-from harness.config.sweep import SweepJob
-from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, DiskError, HarnessError, ResultsError
+from harness.config.sweep import SweepFolder, SweepJob, read_jobs, run_elsewhere, tell_launcher
+from harness.errors import (
+    BROKEN_FIGURE,
+    INVALID_ROWS,
+    CellError,
+    ConfigError,
+    DiskError,
+    HarnessError,
+    ResultsError,
+    TestbedError,
+)
 from harness.system.disk import check_writable, disk_errors, folder_of
 from harness.system.program import run_program
 from joulefeed.signals import Interrupted, interrupted
@@ -61,6 +70,7 @@ more
   resume=latest resume_invalid=true measure the cells with invalid rows again, too
   resume=latest resume_mixed=true   go on though machine, packages, code or environment differ; the rows are marked
   --multirun repeats=1,3 seed=0,1   one run for each combination, each in its results folder, and a table of all
+  hydra/launcher=submitit_slurm     with --multirun: each of them a job of SLURM
   --cfg job                         print the composed config and stop
   --info defaults                   print where each part came from
   --hydra-help                      Hydra's own flags
@@ -91,8 +101,9 @@ def main() -> int:
         overrides = expand(arguments)
         if arguments.needs_hydra_main:
             return _run_hydra_main(arguments, overrides)
-        cfg = compose_config("config", overrides, arguments.folder)
-        return _job(cfg, tuple(overrides)).status
+        job = _job(compose_config("config", overrides, arguments.folder), tuple(overrides))
+        tell_launcher(job)
+        return job.status
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -119,10 +130,12 @@ def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
     """Have Hydra compose and run the jobs of a sweep, or show what a flag asks for; returns the exit status."""
     jobs: list[SweepJob] = []
     is_sweep = arguments.read.multirun
+    launchers = [one.partition("=")[2] for one in overrides if one.startswith("hydra/launcher=")]
+    is_here = launchers in ([], ["basic"])
     sys.argv[1:] = [*arguments.flags, *overrides]
     # Hydra prints what is wrong with an override in its own way otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    if is_sweep:
+    if is_sweep and is_here:
         # Before the first job, because this process starts again where it needs a user namespace.
         _enter_user_namespace()
 
@@ -131,17 +144,26 @@ def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
         job, task = HydraConfig.get().job, tuple(HydraConfig.get().overrides.task)
         if cfg.resume is not None:
             raise ConfigError(f"resume={cfg.resume}: goes on with one run; leave --multirun out")
+        if not is_here:
+            return run_elsewhere(task, Path(HydraConfig.get().sweep.dir), job.num)
         title = f"job {job.num + 1}: {' '.join(task)}"
         Console(stderr=True).print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
         jobs.append(_job(cfg, task))
         if jobs[-1].was_interrupted:
             sys.exit(jobs[-1].status)
+        return None
 
     try:
         run_job()
     except (HydraException, OmegaConfBaseException) as error:
         raise to_config_error(error) from error
+    except RuntimeError as error:
+        if is_here:
+            raise
+        raise TestbedError(f"hydra/launcher={launchers[-1]}: {error}") from error
     finally:
+        if not is_here and SweepFolder.path is not None:
+            jobs += read_jobs(SweepFolder.path)
         if is_sweep and jobs:
             from harness.report import print_jobs
 

@@ -28,7 +28,7 @@ LEAVES = (
     "joulefeed/new.py",
     "loaders/pipeline/",
     "loaders/shared/fixed.py",
-    *(f"loaders/{name}/" for name in ("dali", "mosaic", "nosql", "pecan", "pytorch", "spdl", "tfdata")),
+    *(f"loaders/{name}/" for name in ("dali", "decord", "mosaic", "nosql", "pecan", "pytorch", "spdl", "tfdata")),
 )
 """What may grow without anybody reading it: figures, claims, generators, models, adapters of other systems."""
 BASES = (
@@ -47,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_200,
-    "core": 47_820,
-    "tests": 47_640,
+    "packages": 73_640,
+    "core": 47_880,
+    "tests": 47_890,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

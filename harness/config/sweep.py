@@ -1,13 +1,24 @@
-"""Sweeps: one loader in several settings in one run (its section's `sweep`), and the runs of a --multirun; pure."""
+"""Sweeps: one loader in several settings in one run (its section's `sweep`), and the runs of a --multirun."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar, Final
 
-from harness.errors import ConfigError
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from harness.errors import ConfigError, TestbedError
+
+_JOB_FILE: Final = "JOULEFEED_JOB"
+"""Names the file in which a run says how it ended: that of a job which another process has started."""
 
 
 def variants(loaders: Mapping[str, object]) -> dict[str, object]:
@@ -68,3 +79,51 @@ def changed(jobs: Sequence[SweepJob]) -> list[tuple[str, ...]]:
     """Return for each job the overrides that not all jobs have."""
     common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs[1:]))
     return [tuple(override for override in job.overrides if override not in common) for job in jobs]
+
+
+class SweepFolder(Callback):
+    """Hydra's callback that notes the folder of a --multirun, where jobs of other processes say how they ended."""
+
+    path: ClassVar[Path | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: object) -> None:
+        """Note it; Hydra calls this before the first job."""
+        SweepFolder.path = Path(config.hydra.sweep.dir)
+
+
+def run_elsewhere(overrides: Sequence[str], sweep: Path, number: int) -> None:
+    """Run a job in a process of its own, as a launcher such as submitit's wants it, and wait for it.
+
+    The job may need to start again as root of a user namespace, which the process of a launcher cannot.
+    """
+    path = (sweep / f"job-{number:04d}.json").absolute()
+    argv = [sys.executable, "-m", "harness", *overrides]
+    status = subprocess.run(argv, env={**os.environ, _JOB_FILE: str(path)}, check=False).returncode
+    if not path.exists():
+        _store(
+            SweepJob(tuple(overrides), None, status if status >= 0 else 128 - status, "see the launcher's log"), path
+        )
+
+
+def tell_launcher(job: SweepJob) -> None:
+    """Say how a run ended, where `run_elsewhere` asks for it."""
+    if path := os.environ.get(_JOB_FILE):
+        _store(job, Path(path))
+
+
+def _store(job: SweepJob, path: Path) -> None:
+    # default=str is for the folder.
+    path.write_text(json.dumps(asdict(job), default=str))
+
+
+def read_jobs(sweep: Path) -> list[SweepJob]:
+    """Return the jobs of a sweep that ran elsewhere, in their order; raises TestbedError for a file that is damaged."""
+    jobs = []
+    for path in sorted(sweep.glob("job-*.json")):
+        try:
+            known = json.loads(path.read_text())
+            folder = Path(known["folder"]) if known["folder"] else None
+            jobs.append(SweepJob(tuple(known["overrides"]), folder, int(known["status"]), str(known["error"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TestbedError(f"{path}: does not say how its job ended ({error!r})") from error
+    return jobs

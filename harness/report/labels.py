@@ -18,6 +18,7 @@ _SPELLING = {
     "pytorch": "PyTorch",
     "dali": "DALI",
     "spdl": "SPDL",
+    "decord": "Decord",
     "tfdata": "tf.data",
     "mosaic": "MosaicML",
     "pecan": "Pecan",

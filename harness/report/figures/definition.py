@@ -189,7 +189,8 @@ class Sweep(Figure):
     epochs: Literal["all", "later", "first", "training"] = "all"
     """Which count: all, those after a cell's first, the one with the first batch, or all of a cell together."""
     bound: str = ""
-    """The loader whose value is the upper bound of the first panel's; no_wait: what an epoch takes without waiting."""
+    """The loader whose value is a line across the first panel, its upper bound if it is the fixed batch; no_wait: what
+    an epoch takes without waiting."""
     bound_name: str = ""
     """Its entry in the legend."""
     model: bool = False

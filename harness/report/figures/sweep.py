@@ -139,7 +139,8 @@ def _draw_panel(axes: Axes, spec: Sweep, results: Results, panel: Panel, frame: 
         _draw_model(axes, panel, model.predict, model.cap, shown)
         axes.axvline(float(str(said["knee"])), color=FAINT, alpha=0.25, linewidth=6, zorder=0)
     if panel is spec.panels[0] or panel.over:
-        _draw_bound(axes, find_bound(spec, results), panel, frame, fill(panel.bound_note, said))
+        name = "fixed batch, the upper bound" if spec.bound == "fixed" else spell(spec.bound)
+        _draw_bound(axes, find_bound(spec, results, workload), panel, frame, (name, fill(panel.bound_note, said)))
     theirs = find_paper(panel)
     _draw_paper_values(axes, panel, theirs, fill(panel.paper_note, said))
     if panel.labelled:
@@ -232,7 +233,7 @@ def _draw_model(axes: Axes, panel: Panel, predict: Any, cap: int | None, shown: 
         axes.plot(settings, [panel.scale * predict(one, capped=False) for one in settings], **_MODEL)
 
 
-def _draw_bound(axes: Axes, bound: BySetting, panel: Panel, frame: pd.DataFrame, text: str) -> None:
+def _draw_bound(axes: Axes, bound: BySetting, panel: Panel, frame: pd.DataFrame, told: tuple[str, str]) -> None:
     if panel.over:
         axes.axhline(1.0, color=FAINT, linewidth=1.2, zorder=1)
         theirs = compute_medians(frame[frame["base"] == panel.over], panel.metric)
@@ -240,8 +241,8 @@ def _draw_bound(axes: Axes, bound: BySetting, panel: Panel, frame: pd.DataFrame,
     for value in (value for setting, value in bound.items() if setting is None):
         axes.axhline(value, **_BOUND)
         axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * value))
-        told = f"fixed batch, the upper bound: {significant(value)} {text}".strip()
-        write_note(axes, told, (0, value), (4, 4), coordinates=("axes fraction", "data"), color=INK, fontsize=8.5)
+        text = f"{told[0]}: {significant(value)} {told[1]}".strip()
+        write_note(axes, text, (0, value), (4, 4), coordinates=("axes fraction", "data"), color=INK, fontsize=8.5)
     known = {setting: value for setting, value in bound.items() if setting is not None}
     axes.plot(list(known), list(known.values()), marker="o" if len(known) == 1 else "", markersize=3, **_BOUND)
     if known:

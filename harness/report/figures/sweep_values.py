@@ -71,12 +71,15 @@ def _sum_trainings(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     return summed[summed["counted"] == summed.groupby("workload")["counted"].transform("max")]
 
 
-def find_bound(spec: Sweep, results: Results) -> BySetting:
+def find_bound(spec: Sweep, results: Results, workload: str = "") -> BySetting:
     """Return the bound of the first panel's measure by setting, or by None where it is the same for all; empty without.
 
-    It is the median of the loader that reads nothing, or the time that an epoch takes if no worker ever waits.
+    It is the median of the loader that reads nothing, or of another one without a setting, or the time that an epoch
+    takes if no worker ever waits. `workload` is that of the panel, where panels are of workloads.
     """
     frame = read_epochs(spec, results)
+    if spec.by == "workload" and workload:
+        frame = frame[frame["workload"] == workload]
     if spec.bound == NO_WAIT:
         return _sum_work(frame, results)
     known = frame.loc[(frame["base"] == spec.bound) & frame["later"], spec.panels[0].metric]
