@@ -11,6 +11,7 @@ EXTRAS: Final = {
     **dict.fromkeys(("spdl", "obstore"), "spdl"),
     **dict.fromkeys(("zmq", "msgpack", "fastcrc"), "streaming"),
     "cassandra": "nosql",
+    "decord": "decord",
     "ansible_runner": "cluster",
     "influxdb_client": "influx",
     "prometheus_client": "prometheus",
