@@ -31,12 +31,13 @@ def to_config_error(error: Exception) -> ConfigError:
         lines += [str(cause).splitlines()[0]]
     if match := re.search(r"Could not override '([^']*)'.*use \+(\S+)", str(error), re.DOTALL):
         return _no_such_default(match[1], match[2], error)
-    if match := re.search(r"Could not find '(\w+)/([^']*)'", str(error)):
+    if match := re.search(r"Could not find '(hydra/\w+|\w+)/([^']*)'", str(error)):
         group, name = match.groups()
         start = next((at for at, line in enumerate(lines) if line.startswith("Available options")), len(lines))
         names = [line for line in lines[start + 1 :] if re.fullmatch(r"[\w/.-]+", line)]
-        meant = did_you_mean(name, names)
-        return ConfigError(f"{group}={name}: there is no such {group}{meant}; there are {', '.join(sorted(names))}")
+        there = f"there is no such {group}{did_you_mean(name, names)}; there are {', '.join(sorted(names))}"
+        more = "; pip install 'joulefeed[cluster]' brings submitit_slurm" if group == "hydra/launcher" else ""
+        return ConfigError(f"{group}={name}: {there}{more}")
     return ConfigError("; ".join(line for line in lines if "https://hydra.cc" not in line))
 
 

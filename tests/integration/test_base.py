@@ -17,14 +17,21 @@ MOST_MB = 520
 """pyarrow, pandas, numpy and matplotlib with seaborn are 450 of them."""
 
 
-@pytest.fixture(scope="module")
-def joulefeed(tmp_path_factory):
+def pythons():
+    """Return this interpreter, and one of each later version that is installed beside it."""
+    pyenv, usr = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")), Path("/usr")
+    later = [[*pyenv.glob(f"versions/3.{n}.*/bin/python3.{n}"), *usr.glob(f"bin/python3.{n}")] for n in (12, 13, 14)]
+    return [sys.executable, *(str(found[0]) for found in later if found)]
+
+
+@pytest.fixture(scope="module", params=pythons())
+def joulefeed(request, tmp_path_factory):
     """Return how to run the command of the package, installed from its wheel without extras."""
     home = tmp_path_factory.mktemp("base install")
     wheel = run(["sh", str(REPO / "playbooks" / "wheel.sh")])
     assert wheel.returncode == 0, wheel.stderr
     uv = shutil.which("uv") or str(REPO / ".venv-uv" / "bin" / "uv")
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, home / ".venv"], check=True)
+    subprocess.run([uv, "venv", "--quiet", "--python", request.param, home / ".venv"], check=True)
     install = [uv, "pip", "install", "--quiet", "--python", home / ".venv" / "bin" / "python"]
     subprocess.run([*install, "--constraint", REPO / "requirements.lock", wheel.stdout.strip()], check=True)
 
@@ -53,6 +60,8 @@ def test_it_writes_skeletons_and_names_the_extra_of_a_server(joulefeed):
     server = {"INFLUXDB_V2_URL": "http://127.0.0.1:1", "INFLUXDB_V2_BUCKET": "energy", "INFLUXDB_V2_TOKEN": "none"}
     refused = joulefeed("energy", "dashboard", **server)
     assert refused.returncode == 2 and "pip install 'joulefeed[influx]'" in refused.stderr
+    refused = joulefeed("run", "--multirun", "+experiment=smoke", "seed=0,1", "hydra/launcher=submitit_slurm")
+    assert refused.returncode == 2 and "pip install 'joulefeed[cluster]'" in refused.stderr
 
 
 def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulefeed, tmp_path):
