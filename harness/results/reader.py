@@ -60,9 +60,10 @@ class Results:
 
     @cached_property
     def regimes(self) -> tuple[str, ...]:
-        """Keys of the regimes, nearest first."""
-        regimes = self.experiment.regimes
-        return tuple(sorted(regimes, key=lambda key: regimes[key].rtt_ms))
+        """Keys of the regimes in which a loader runs, nearest first."""
+        regimes, loaders = self.experiment.regimes, self.experiment.loaders.values()
+        used = [key for key in regimes if any(not one.regimes or key in one.regimes for one in loaders)]
+        return tuple(sorted(used, key=lambda key: regimes[key].rtt_ms))
 
     @cached_property
     def streaming(self) -> str | None:
