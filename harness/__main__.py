@@ -131,7 +131,7 @@ def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
     jobs: list[SweepJob] = []
     is_sweep = arguments.read.multirun
     launchers = [one.partition("=")[2] for one in overrides if one.startswith("hydra/launcher=")]
-    is_here = launchers in ([], ["basic"])
+    is_here, configs = launchers in ([], ["basic"]), arguments.folder
     sys.argv[1:] = [*arguments.flags, *overrides]
     # Hydra prints what is wrong with an override in its own way otherwise.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -145,7 +145,7 @@ def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
         if cfg.resume is not None:
             raise ConfigError(f"resume={cfg.resume}: goes on with one run; leave --multirun out")
         if not is_here:
-            return run_elsewhere(task, Path(HydraConfig.get().sweep.dir), job.num)
+            return run_elsewhere(task, configs, Path(HydraConfig.get().sweep.dir), job.num)
         title = f"job {job.num + 1}: {' '.join(task)}"
         Console(stderr=True).print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
         jobs.append(_job(cfg, task))

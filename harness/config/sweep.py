@@ -91,18 +91,18 @@ class SweepFolder(Callback):
         SweepFolder.path = Path(config.hydra.sweep.dir)
 
 
-def run_elsewhere(overrides: Sequence[str], sweep: Path, number: int) -> None:
+def run_elsewhere(overrides: Sequence[str], configs: Path | None, sweep: Path, number: int) -> None:
     """Run a job in a process of its own, as a launcher such as submitit's wants it, and wait for it.
 
-    The job may need to start again as root of a user namespace, which the process of a launcher cannot.
+    The job may need to start again as root of a user namespace, which the process of a launcher cannot. `configs` is
+    the user's --config-dir.
     """
     path = (sweep / f"job-{number:04d}.json").absolute()
-    argv = [sys.executable, "-m", "harness", *overrides]
+    argv = [sys.executable, "-m", "harness", *overrides, *([] if configs is None else [f"--config-dir={configs}"])]
     status = subprocess.run(argv, env={**os.environ, _JOB_FILE: str(path)}, check=False).returncode
     if not path.exists():
-        _store(
-            SweepJob(tuple(overrides), None, status if status >= 0 else 128 - status, "see the launcher's log"), path
-        )
+        ended = status if status >= 0 else 128 - status
+        _store(SweepJob(tuple(overrides), None, ended, "see the launcher's log"), path)
 
 
 def tell_launcher(job: SweepJob) -> None:

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from joulefeed.server import find_free_port
 from tests.integration.runs import BUSY, SMALL, command, places, run, wait_until
 
 pytestmark = [
@@ -39,12 +40,6 @@ SWEEP = ["--multirun", "+experiment=smoke", *SMALL, *BUSY, "~loaders.dali", "~lo
 SWEEP += ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=10", "hydra.launcher.array_parallelism=1"]
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
     """Return the environment in which sbatch finds a cluster of one node, this machine."""
@@ -55,7 +50,8 @@ def slurm(tmp_path_factory):
     key = folder / "munge.key"
     key.touch(0o400)
     key.write_bytes(os.urandom(64))
-    values = {"host": socket.gethostname(), "controller": free_port(), "node": free_port(), "cpus": os.cpu_count()}
+    values = {"host": socket.gethostname(), "cpus": os.cpu_count()}
+    values |= {name: find_free_port() for name in ("controller", "node")}
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, **values))
     env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
     munge = ["--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]

@@ -58,7 +58,8 @@ def test_the_variables_on_the_page_of_slurm_are_those_of_a_host():
 def test_an_experiment_on_a_page_is_composed(line, overrides, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "token").write_text("secret")
-    assert experiment_from(compose_config("config", expand(split(overrides)))).name
+    first = [one.partition(",")[0] for one in overrides] if "--multirun" in overrides else overrides
+    assert experiment_from(compose_config("config", expand(split(first)))).name
 
 
 @pytest.mark.parametrize(("line", "targets"), MAKE, ids=[line for line, _ in MAKE])
