@@ -50,7 +50,7 @@ def slurm(tmp_path_factory):
     key = folder / "munge.key"
     key.touch(0o400)
     key.write_bytes(os.urandom(64))
-    values = {"host": socket.gethostname(), "cpus": os.cpu_count()}
+    values = {"host": socket.gethostname().partition(".")[0], "cpus": os.cpu_count()}
     values |= {name: find_free_port() for name in ("controller", "node")}
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, **values))
     env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
