@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.generate import GeneratedDataset
+from harness.datasets.imagenet_like import ClassFolders
 from harness.datasets.pictures import patch, tinted
 from harness.datasets.worker import Content
 from harness.errors import DatasetError
@@ -30,20 +30,19 @@ _ENCODE_S: Final = 300.0
 
 
 @dataclass(frozen=True)
-class Clips(GeneratedDataset):
+class Clips(ClassFolders):
     """H.264 in MP4 files, each a pan over a texture; Kinetics' own, as scaled for training, are 340 x 256 pixels."""
 
     version: ClassVar[int] = 1
+    suffix: ClassVar[str] = ".mp4"
 
     samples: int = 200
-    classes: int = 10
     frames: int = 150
     width: int = 340
     height: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("dataset.classes", self.classes, maximum=self.samples)
         check_count("dataset.frames", self.frames)
         for key in ("width", "height"):
             check_count(f"dataset.{key}", getattr(self, key), minimum=16)
@@ -51,15 +50,6 @@ class Clips(GeneratedDataset):
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
         return np.full(count, self.frames * _FRAME_BYTES * self.width * self.height // (340 * 256), np.int64)
-
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Return the class of every sample, shape (samples,)."""
-        return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
-
-    def path(self, sample_id: int) -> str:
-        """Return class/name.mp4 of a sample; sorted, they stand in the order of their ids."""
-        label = sample_id * self.classes // self.samples
-        return f"c{label:05d}/c{label:05d}_{sample_id:08d}.mp4"
 
     def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
         """Yield path and bytes of one sample's only file."""

@@ -29,39 +29,55 @@ _COMMENT_HEAD: Final = 4
 
 
 @dataclass(frozen=True)
-class ImagenetLike(GeneratedDataset):
-    """JPEGs of about 500 x 375 pixels in class folders, their sizes log-normal and their classes of equal size.
+class ClassFolders(GeneratedDataset):
+    """Samples of one file each, in folders of classes of equal size."""
 
-    The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
-    """
+    suffix: ClassVar[str]
+    """What their names end with."""
 
-    version: ClassVar[int] = 5
-    sigma: ClassVar[float] = 0.5
-    """Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
-
-    samples: int = 500
     classes: int = 10
-    mean_kb: float = 115.0
-    """Mean encoded size in kB of 1000 bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("dataset.classes", self.classes, maximum=self.samples)
-        check_number("dataset.mean_kb", self.mean_kb, minimum=4, maximum=20_000, unit="kB")
-
-    def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
-        rng = np.random.default_rng([self.seed, 0x51])
-        return draw_log_normal(rng, count, self.mean_kb * 1000, self.sigma).astype(np.int64)
 
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the class of every sample, shape (samples,)."""
         return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
 
     def path(self, sample_id: int) -> str:
-        """Return class/name.jpg of a sample; sorted, they stand in the order of their ids."""
+        """Return class/name of a sample; sorted, they stand in the order of their ids."""
         label = self._class(sample_id)
-        return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"
+        return f"c{label:05d}/c{label:05d}_{sample_id:08d}{self.suffix}"
+
+    def _class(self, sample_id: int) -> int:
+        return sample_id * self.classes // self.samples
+
+
+@dataclass(frozen=True)
+class ImagenetLike(ClassFolders):
+    """JPEGs of about 500 x 375 pixels in class folders, their sizes log-normal and their classes of equal size.
+
+    The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
+    """
+
+    version: ClassVar[int] = 5
+    suffix: ClassVar[str] = ".jpg"
+    sigma: ClassVar[float] = 0.5
+    """Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
+
+    samples: int = 500
+    mean_kb: float = 115.0
+    """Mean encoded size in kB of 1000 bytes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("dataset.mean_kb", self.mean_kb, minimum=4, maximum=20_000, unit="kB")
+
+    def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
+        rng = np.random.default_rng([self.seed, 0x51])
+        return draw_log_normal(rng, count, self.mean_kb * 1000, self.sigma).astype(np.int64)
 
     def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
         """Yield path and bytes of one sample's only file."""
@@ -86,9 +102,6 @@ class ImagenetLike(GeneratedDataset):
                 break
             area *= wanted / len(image)  # no quality gives so many, or so few, bits per pixel
         return image
-
-    def _class(self, sample_id: int) -> int:
-        return sample_id * self.classes // self.samples
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ class DecordLoader(FileLoader):
         # Decord takes the paths as one text.
         self._ids = self._share.order(0)
         self._paths = [str(samples.path(int(sample_id))) for sample_id in self._ids]
-        if damaging := next((path for path in self._paths if "," in path), None):
-            raise LoaderConfigError(f"{damaging}: Decord takes no path with a comma; rename it")
+        if unfit := next((path for path in self._paths if "," in path), None):
+            raise LoaderConfigError(f"{unfit}: Decord takes no path with a comma; rename it")
         self._videos: Any = None
 
     def _batches(self, epoch: int) -> Iterator[Batch]:

@@ -51,7 +51,7 @@ class ClipTransform(ClassPipeline):
         try:
             packets = spdl.io.demux_video(np.frombuffer(encoded, np.uint8))
         except RuntimeError as error:
-            raise UndecodableError(f"not a whole video: {error}") from error
+            raise UndecodableError(f"not a whole video: {first_sentence(error)}") from error
         return packets, {"label": int(samples.labels[sample_id])}
 
 
@@ -70,6 +70,11 @@ class _DecodeFrames:
         try:
             frames = spdl.io.sample_decode_video(item.data, taken, filter_desc=steps)
         except RuntimeError as error:
-            raise UndecodableError(f"not a whole video: {error}") from error
+            raise UndecodableError(f"not a whole video: {first_sentence(error)}") from error
         item.data = torch.from_numpy(spdl.io.to_numpy(spdl.io.convert_frames(frames)))
         return item
+
+
+def first_sentence(error: Exception) -> str:
+    """Return what FFmpeg says in an error of spdl.io, without the place in its source."""
+    return str(error).partition(" (/")[0]

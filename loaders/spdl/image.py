@@ -18,6 +18,7 @@ from spdl.io.utils import set_ffmpeg_log_level
 from loaders.base import SampleSource
 from loaders.pipeline import Data, FilePipeline, Item, Target, Tensors, Transform, UndecodableError, labels_of
 from loaders.pipeline.image import ImageTransform, decode
+from loaders.pipeline.video import first_sentence
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})
@@ -56,7 +57,7 @@ class SpdlImages(FilePipeline):
         try:
             return spdl.io.demux_image(np.frombuffer(encoded, np.uint8)), target
         except RuntimeError as error:
-            raise UndecodableError(f"not a whole image: {_first_sentence(error)}") from error
+            raise UndecodableError(f"not a whole image: {first_sentence(error)}") from error
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Return float32 images of shape (n, 3, size, size) and int64 classes of shape (n,)."""
@@ -92,7 +93,7 @@ class _DecodeAndCrop:
         try:
             item.data = spdl.io.decode_packets(item.data, filter_desc=",".join(steps), decode_config=_STRICT)
         except RuntimeError as error:
-            raise UndecodableError(f"not a whole image: {_first_sentence(error)}") from error
+            raise UndecodableError(f"not a whole image: {first_sentence(error)}") from error
         if item.data.width != size:
             raise UndecodableError("not a whole image: FFmpeg finds it damaged")
         return item
@@ -110,8 +111,3 @@ def is_cmyk_jpeg(encoded: bytes | memoryview) -> bool:
         # A marker may be preceded by any number of fill bytes.
         at += 1 if kind == _MARKER else 2 + int.from_bytes(encoded[at + 2 : at + 4])
     return False
-
-
-def _first_sentence(error: Exception) -> str:
-    """Return what FFmpeg says without the place in its source."""
-    return str(error).partition(" (/")[0]
