@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -30,6 +31,8 @@ _SERVER: Final = {
 }
 """Options of an InfluxDB server by the variables that they stand for: name, metavariable and help."""
 
+# An error's usage needs no terminal's width: to ask for it argparse imports shutil, which takes 2 ms.
+_FORM: Final = argparse.HelpFormatter if {"-h", "--help"} & {*sys.argv} else partial(argparse.HelpFormatter, width=98)
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
@@ -224,7 +227,7 @@ def _above_zero(text: str) -> float:
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands, or of the one that begins `argv`: the others take their time to describe."""
-    parser = argparse.ArgumentParser(prog="python -m energymon", description="Joules of this host, tick by tick.")
+    parser = argparse.ArgumentParser("python -m energymon", description="Joules of this host.", formatter_class=_FORM)
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     adders = (_add_exec, _add_run, _add_send, _add_query, _add_sessions, _add_export, _add_doctor, _add_calibrate)
@@ -244,8 +247,9 @@ def _add_command(
     reads: bool = False,
 ) -> argparse.ArgumentParser:
     """Add the command that the function `run` is named after; its own page begins with `does` and `more`."""
+    about = f"{does[0].upper()}{does[1:]}{more}" if more else None
     command = commands.add_parser(
-        run.__name__[1:], parents=parents, help=does, description=f"{does[0].upper()}{does[1:]}{more}" if more else None
+        run.__name__[1:], parents=parents, help=does, description=about, formatter_class=_FORM
     )
     command.set_defaults(command=run, prints=prints)
     if reads:
@@ -255,7 +259,7 @@ def _add_command(
 
 def _sensing(*, samples: bool = True) -> argparse.ArgumentParser:
     """Return the options that `run`, `doctor` and `calibrate` share, and `exec`, which does not sample."""
-    sensing = argparse.ArgumentParser(add_help=False)
+    sensing = argparse.ArgumentParser(add_help=False, formatter_class=_FORM)
     add = sensing.add_argument
     if samples:
         add("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
@@ -357,14 +361,12 @@ def _add_query(commands: _Commands) -> None:
 
 def _add_sessions(commands: _Commands) -> None:
     does = "what a store has: each run of an agent, its sources and gaps"
-    sessions = _add_command(commands, _sessions, does, reads=True)
-    sessions.add_argument("--json", action="store_true", help="print JSON")
+    _add_command(commands, _sessions, does, reads=True).add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_export(commands: _Commands) -> None:
     does = "readings or energy tuples as Parquet or CSV"
-    export = _add_command(commands, _export, does, prints=False, reads=True)
-    add = export.add_argument
+    add = _add_command(commands, _export, does, prints=False, reads=True).add_argument
     add("--format", choices=("parquet", "csv"), help="(the suffix of FILE)")
     add("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
     add("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
@@ -386,8 +388,7 @@ def _add_calibrate(commands: _Commands) -> None:
         ". Takes half a minute a board, which needs torch with CUDA, and as long for the processors; nothing else "
         "should run meanwhile. The exit status is 1 where a source could not be calibrated."
     )
-    calibrate = _add_command(commands, _calibrate, does, more, _sensing())
-    add = calibrate.add_argument
+    add = _add_command(commands, _calibrate, does, more, _sensing()).add_argument
     add("--device", action="append", default=[], help="gpu-0, or cpu for all processors; again for more (all)")
     add("--raw", type=Path, metavar="FOLDER", help="keep the readings and the load there too")
     add("--json", action="store_true", help="print JSON")

@@ -205,8 +205,7 @@ class _SamplingRun:
         self._sender: SenderProcess | None = None
         if config.influxdb:
             limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
-            argv = ["--store", str(config.store), *limit]
-            self._sender = SenderProcess(argv, config.influxdb, self._report, loop)
+            self._sender = SenderProcess(["--store", str(config.store), *limit], config.influxdb, self._report, loop)
         self._committed = threading.Event()
         # An address that cannot be had leaves nothing in the store.
         self._endpoint = serve(config.prometheus, self._metrics) if config.prometheus else None

@@ -92,7 +92,7 @@ def _named(name: str, boards: Sequence[Board]) -> set[str]:
     }
     if not found and name.startswith(_SLICE):
         # A slice that was made after its board was opened.
-        found = {board.device for board in boards if board.slices is not None}
+        return {board.device for board in boards if board.slices is not None}
     return found
 
 
