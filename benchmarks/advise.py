@@ -2,35 +2,42 @@
 
 Each case is a workload at a distance, on all processors or on one. First `harness.advise` gives its advice. Then every
 loader is measured with three settings or more on whole epochs, which are longer than the advice's probes. The
-advised one, the one in use and those within 10 % of the best are measured once more. Regret is the time of the advised
-choice over that of the best of the grid. Peers are torch's default, a worker a processor, and random search with
-halving in as many probes as the advice made, of which the grid's rows say what it would have found.
+advised one, the one in use and those within 10 % of the best are measured three times. Regret is the time of the
+advised choice over that of the best of the grid.
 
-The part `all` sums up the cases that are kept. Prints a line per demand (asked, measured, verdict); exits 1 when one
-falls short. `--quick` has one case. Needs what `python -m harness.testbed doctor` says for distances.
+The part `all` sums up the cases that are kept. The error that an interval allows for is fitted, for the cases of each
+workload, on those of the other workloads. Peers are torch's default, a worker a processor, random search with halving
+and Optuna's TPE (`advise_tpe.py`); the searches have as many probes as the advice made, each of which shows an epoch of
+the grid with the scatter of probes.
+
+Prints a line per demand (asked, measured, verdict); exits 1 when one falls short. `--quick` has one case. Needs what
+`python -m harness.testbed doctor` says for distances.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from bench import Line, at_least, at_most, make_parser, run
+from bench import HERE, REPO, Line, at_least, at_most, make_parser, run
 from raw_runs import load_parts
 from rich.console import Console
 
-from harness.advise.model import Findings
+from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
 from harness.advise.probe import Prober
 from harness.advise.question import Choice, read_question
 from harness.run.progress import RunProgress
@@ -42,14 +49,45 @@ WORKLOADS = {
     "mask_rcnn": (192, ["workload.batch_size=8", "accelerator.seconds_per_sample=0.015"]),
 }
 """Those of the grid, with their samples, of which far ones have two thirds, and their overrides."""
+PUBLISHED = {"resnet50": 1_281_167, "unet3d": 168, "rnnt": 281_241, "mask_rcnn": 117_266}
+"""Samples of the dataset that the workload's published training has: ImageNet, KiTS19, LibriSpeech, COCO."""
 REGIMES = {"local": (1, 2, 4), "lan_10ms": (4, 12, 32), "wan_30ms": (4, 16, 48)}
 """With the numbers of files that are read at once."""
 ONE_CORE = ("resnet50", "rnnt")
 """Also advised on with one processor, for local files."""
 BUDGET_S = 150
 NEAR = 1.1
-"""Choices within this factor of the best one are measured again."""
+"""Choices within this factor of the best one are measured again, `AGAIN` times."""
+AGAIN = 2
 DRAWS = 2000
+Z90 = 1.645
+
+
+class Case(NamedTuple):
+    """A case that is kept."""
+
+    workload: str
+    place: Place
+    scatter: float
+    candidates: Mapping[str, Candidate]
+    grid: Mapping[str, float]
+    """Seconds of an epoch, by choice."""
+    loaders: Mapping[str, str]
+    raw: Mapping[str, Any]
+
+    @property
+    def best_s(self) -> float:
+        """The shortest epoch of the grid, s."""
+        return min(self.grid.values())
+
+    def errors(self) -> dict[str, float]:
+        """Return the logarithms of predicted over measured epochs, by choice."""
+        known = [key for key in self.candidates if key in self.grid]
+        return {key: math.log(self.candidates[key].epoch_s(self.place).value / self.grid[key]) for key in known}
+
+    def cells(self) -> int:
+        """Return how many probes the advice made."""
+        return sum(len(one.probes) for one in self.candidates.values())
 
 
 def main() -> int:
@@ -78,8 +116,10 @@ def measure(workload: str, regime: str, cores: int | None) -> Iterator[Line]:
         with RunProgress(Console(stderr=True)) as progress:
             prober = Prober(question, Path(name), progress)
             found = prober.run()
-            epochs_s = measure_grid(prober, found, REGIMES[regime])
-    yield judge(name_case(workload, regime, cores), found, epochs_s)
+            loaders, epochs_s = measure_grid(prober, found, REGIMES[regime])
+    yield judge(
+        name_case(workload, regime, cores), found, epochs_s, workload=workload, loaders=loaders, samples=samples
+    )
 
 
 @contextlib.contextmanager
@@ -94,8 +134,10 @@ def restricted(cores: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, every)
 
 
-def measure_grid(prober: Prober, found: Findings, readers: Sequence[int]) -> dict[str, list[float]]:
-    """Return the whole epochs, s, of the choices that were probed and of every loader with each number of readers."""
+def measure_grid(
+    prober: Prober, found: Findings, readers: Sequence[int]
+) -> tuple[dict[str, str], dict[str, list[float]]]:
+    """Return the loaders and the whole epochs, s, of probed choices and of every loader with each number of readers."""
     chosen = {one.choice: None for one in found.ranked}
     # Those of peers; without workers a far epoch takes minutes.
     numbers = [found.place.cores] if found.place.rtt_s else [0, found.place.cores]
@@ -109,9 +151,9 @@ def measure_grid(prober: Prober, found: Findings, readers: Sequence[int]) -> dic
     kept = {advised(found), found.in_use.key}
     best_s = min(map(median, epochs_s.values()))
     near = [one for one in chosen if one.key in kept or median(epochs_s.get(one.key, [math.inf])) <= NEAR * best_s]
-    for key, more in prober.verify(near, repeats=1).items():
+    for key, more in prober.verify(near, repeats=AGAIN).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]
-    return epochs_s
+    return {choice.key: choice.loader for choice in chosen}, epochs_s
 
 
 def advised(found: Findings) -> str:
@@ -119,29 +161,126 @@ def advised(found: Findings) -> str:
     return found.ranked[0].choice.key if found.decide() == "change" else found.in_use.key
 
 
-def judge(name: str, found: Findings, epochs_s: Mapping[str, Sequence[float]]) -> Line:
+def judge(name: str, found: Findings, epochs_s: Mapping[str, Sequence[float]], **facts: object) -> Line:
     """Return the line of a case, with all that the sum is made of."""
     grid = {key: median(each) for key, each in epochs_s.items()}
     key, best = advised(found), min(grid, key=grid.__getitem__)
-    said = {one.choice.key: one.epoch_s(found.place, found.scatter) for one in found.ranked}
-    errors = {each: said[each].value / grid[each] - 1 for each in said if each in grid}
-    held = {each: said[each].low <= grid[each] <= said[each].high for each in errors}
-    regrets = {each: epoch_s / grid[best] - 1 for each, epoch_s in grid.items()}
-    regret = regrets[key]
+    regret = grid[key] / grid[best] - 1
     own = grid[key] / grid[found.in_use.key] - 1
     text = f"{found.decide()}: {key}, {regret:.1%} over {best}; {own:+.0%} on the own; {found.seconds:.0f} s"
-    raw: dict[str, Any] = {"seconds": found.seconds, "best": best, "advised": key, "regret": regret, "own": own}
-    peers = {
-        "torch's default": regrets.get("pytorch_num_workers_0"),
-        "a worker a processor": regrets.get(f"pytorch_num_workers_{found.place.cores}"),
-        "random, halving": search(grid, len(found.candidates), found.scatter),
-    }
-    raw |= {"errors": errors, "held": held, "peers": peers, "grid": dict(epochs_s), "scatter": found.scatter}
+    raw = {"seconds": found.seconds, "decided": found.decide(), "best": best, "advised": key, "own": own, **facts}
+    raw |= {"grid": epochs_s, "scatter": found.scatter, "place": found.place, "candidates": found.candidates}
     return at_most(f"{name}: regret", 0.08, regret, text, ".0%", **raw)
 
 
+def read_cases(options: argparse.Namespace) -> list[Case]:
+    """Return the cases that are kept."""
+    parts = {name: part for name, part in load_parts(options.results, "advise").items() if part and name != "all"}
+    return [read_case(part["lines"][0]["raw"]) for part in parts.values()]
+
+
+def read_case(raw: Mapping[str, Any]) -> Case:
+    """Return a case of its kept values."""
+    candidates = {}
+    for key, kept in raw["candidates"].items():
+        probes = tuple(ProbedEpoch(**probe) for probe in kept["probes"])
+        candidates[key] = Candidate(**{**kept, "choice": Choice(**kept["choice"]), "probes": probes})
+    grid = {key: median(each) for key, each in raw["grid"].items()}
+    return Case(raw["workload"], Place(**raw["place"]), raw["scatter"], candidates, grid, raw["loaders"], raw)
+
+
+def sum_up(options: argparse.Namespace) -> Iterator[Line]:
+    """Judge all cases that are kept."""
+    cases = read_cases(options)
+    if not cases:
+        return
+    regrets = [case.raw["value"] for case in cases]
+    yield at_most("regret, median", 0.02, median(regrets), f"{median(regrets):.1%} of {len(regrets)} cases", ".0%")
+    yield of_most("regret, 95 % of cases", 0.08, regrets)
+    errors = [abs(math.expm1(error)) for case in cases for error in case.errors().values()]
+    text = f"{median(errors):.1%} of {len(errors)}"
+    yield at_most("error of a predicted epoch, median", 0.07, median(errors), text, ".0%")
+    yield of_most("error of a predicted epoch, 95 %", 0.20, errors)
+    yield from judge_intervals(cases)
+    own = max(case.raw["own"] for case in cases)
+    yield at_most("over the loader in use, worst case", 0.02, own, f"{own:+.1%}", ".0%")
+    for peer, found in peers(cases).items():
+        beaten = [regret - other for regret, other in zip(regrets, found, strict=True) if other is not None]
+        if not beaten:
+            yield Line(f"as good as {peer} or better", ">= 90%", "not measured")
+            continue
+        share, worst = fmean(float(each <= 0) for each in beaten), max(beaten)
+        text = f"{share:.0%} of {len(beaten)}; at worst {worst:+.1%}"
+        yield at_least(f"as good as {peer} or better", 0.9, share, text, ".0%", regrets=found)
+        yield at_most(f"worse than {peer}, worst case", 0.02, worst, f"{worst:+.1%}", ".0%")
+    seconds = max(case.raw["seconds"] for case in cases)
+    yield at_most("seconds of probing, most", 180, seconds, f"{seconds:.0f}", ".0f")
+    for workload in dict.fromkeys(case.workload for case in cases):
+        shares = [share_of_grid(case) for case in cases if case.workload == workload]
+        text = f"{max(shares):.2%} of two epochs a choice of {PUBLISHED[workload]:,} samples"
+        yield at_most(f"probing over the grid, {workload}", 0.02, max(shares), text, ".0%")
+
+
+def of_most(what: str, most: float, values: Sequence[float]) -> Line:
+    """Judge what 95 % of the values do not exceed."""
+    high = float(np.quantile(values, 0.95))
+    return at_most(what, most, high, f"{high:.1%}", ".0%")
+
+
+def share_of_grid(case: Case) -> float:
+    """Return the time of probing over that of the same grid on the published dataset, with two epochs a choice."""
+    return case.raw["seconds"] / (2 * sum(case.grid.values()) * PUBLISHED[case.workload] / case.raw["samples"])
+
+
+def judge_intervals(cases: Sequence[Case]) -> Iterator[Line]:
+    """Judge how many intervals hold the epoch, with the error that they allow for fitted on other workloads."""
+    held, fits = [], {}
+    for workload in dict.fromkeys(case.workload for case in cases):
+        allowed = fits[workload] = fit([case for case in cases if case.workload != workload])
+        for case in cases:
+            if case.workload == workload:
+                limits = {key: Z90 * math.hypot(allowed, noise(case, key)) for key in case.candidates}
+                held += [float(abs(error) <= limits[key]) for key, error in case.errors().items()]
+    share = fmean(held)
+    text = f"{share:.0%} of {len(held)}"
+    is_met = 0.85 <= share <= 0.95
+    yield Line("90 % intervals that hold the epoch", "85 to 95 %", text, is_met, {"value": share, "fits": fits})
+    yield Line("error that intervals allow for, fitted on all", "", f"{fit(cases):.3f}", None, {"value": fit(cases)})
+
+
+def fit(cases: Iterable[Case]) -> float:
+    """Return the relative error beside scatter with which 90 % of the intervals hold the epoch."""
+    needed = [
+        math.sqrt(max(0.0, (error / Z90) ** 2 - noise(case, key) ** 2))
+        for case in cases
+        for key, error in case.errors().items()
+    ]
+    return float(np.quantile(needed, 0.9)) if needed else 0.0
+
+
+def noise(case: Case, key: str) -> float:
+    """Return the relative error of a choice's probes by their scatter."""
+    return case.scatter / math.sqrt(len(case.candidates[key].probes))
+
+
+def peers(cases: Sequence[Case]) -> dict[str, list[float | None]]:
+    """Return the regret of each peer in each case; None where it is not measured."""
+    searched = [search(case.grid, case.cells(), case.scatter) for case in cases]
+    return {
+        "torch's default": [regret_of(case, "pytorch_num_workers_0") for case in cases],
+        "a worker a processor": [regret_of(case, f"pytorch_num_workers_{case.place.cores}") for case in cases],
+        "random, halving": [*searched],
+        "Optuna's TPE": search_by_tpe(cases),
+    }
+
+
+def regret_of(case: Case, key: str) -> float | None:
+    """Return the regret of a choice; None where it is not in the grid."""
+    return case.grid[key] / case.best_s - 1 if key in case.grid else None
+
+
 def search(grid: Mapping[str, float], cells: int, scatter: float) -> float:
-    """Return the mean regret of random search with halving, in as many probes as the advice made.
+    """Return the mean regret of random search with halving.
 
     Half of the probes are of choices at random, a quarter of the better half of them again, and so on.
     """
@@ -158,35 +297,15 @@ def search(grid: Mapping[str, float], cells: int, scatter: float) -> float:
     return fmean(regrets)
 
 
-def sum_up(options: argparse.Namespace) -> Iterator[Line]:
-    """Judge all cases that are kept."""
-    parts = {name: part for name, part in load_parts(options.results, "advise").items() if part and name != "all"}
-    raws = {name: part["lines"][0]["raw"] for name, part in parts.items()}
-    if not raws:
-        return
-    regrets = [raw["regret"] for raw in raws.values()]
-    yield at_most("regret, median", 0.02, median(regrets), f"{median(regrets):.1%} of {len(regrets)} cases", ".0%")
-    high = float(np.quantile(regrets, 0.95))
-    yield at_most("regret, 95 % of cases", 0.08, high, f"{high:.1%}", ".0%")
-    errors = [abs(error) for raw in raws.values() for error in raw["errors"].values()]
-    yield at_most(
-        "error of a predicted epoch, median", 0.07, median(errors), f"{median(errors):.1%} of {len(errors)}", ".0%"
-    )
-    high = float(np.quantile(errors, 0.95))
-    yield at_most("error of a predicted epoch, 95 %", 0.20, high, f"{high:.1%}", ".0%")
-    held = fmean(float(each) for raw in raws.values() for each in raw["held"].values())
-    is_met = 0.85 <= held <= 0.95
-    yield Line("90 % intervals that hold the epoch", "85 to 95 %", f"{held:.0%}", is_met, {"value": held})
-    own = max(raw["own"] for raw in raws.values())
-    yield at_most("over the loader in use, worst case", 0.02, own, f"{own:+.1%}", ".0%")
-    for peer in next(iter(raws.values()))["peers"]:
-        beaten = [raw["regret"] - raw["peers"][peer] for raw in raws.values() if raw["peers"][peer] is not None]
-        if beaten:
-            share, worst = fmean(float(each <= 0) for each in beaten), max(beaten)
-            text = f"{share:.0%} of {len(beaten)}; at worst {worst:+.1%}"
-            yield at_least(f"as good as {peer} or better", 0.9, share, text, ".0%", worst=worst)
-    seconds = max(raw["seconds"] for raw in raws.values())
-    yield at_most("seconds of probing, most", 180, seconds, f"{seconds:.0f}", ".0f")
+def search_by_tpe(cases: Sequence[Case]) -> list[float | None]:
+    """Return the mean regret of Optuna's TPE, which uv runs, in each case; None without uv."""
+    uv = shutil.which("uv") or shutil.which("uv", path=str(REPO / ".venv-uv/bin"))
+    if uv is None:
+        return [None] * len(cases)
+    asked = [{"grid": c.grid, "loaders": c.loaders, "cells": c.cells(), "scatter": c.scatter} for c in cases]
+    argv = [uv, "run", "--quiet", "--no-project", "--script", str(HERE / "advise_tpe.py")]
+    found = subprocess.run(argv, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    return [*json.loads(found.stdout)]
 
 
 if __name__ == "__main__":
