@@ -1,7 +1,8 @@
 """Predicts the epoch of a choice from short probes, and says what limits it; pure.
 
-An epoch takes the time to its first batch, and for each batch the longest of four: the step, the processors' work, the
-link's bytes, and the reader-seconds of its files over the files that are read at once. Each is measured in a probe.
+An epoch takes the time to its first batches, the steps that are left when its last ones are there, and between them for
+each batch the longest of four: the step, the processors' work, the link's bytes, and the reader-seconds of its files
+over the files that are read at once. Each is measured in a probe.
 Other numbers of readers follow from it; what several loaders do to each other's caches and locks does not, so the
 contenders are probed themselves.
 """
@@ -20,8 +21,10 @@ Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
 
 SCATTER: Final = 0.03
 """Relative deviation of one probe from the next, where too few were repeated to know."""
-PROBED: Final = 0.03
+PROBED: Final = 0.05
 """Relative error of an epoch that is predicted from probes of the same choice, beside their scatter."""
+PROBED_STEP: Final = 0.01
+"""The same of a choice that is bound by the step."""
 DERIVED: Final = 0.12
 """The same from probes with another number of readers."""
 _Z90: Final = 1.645
@@ -100,6 +103,8 @@ class Candidate:
     """Of the time of a batch over that of the probes."""
     probed_readers: int | None = None
     """Files that the probes read at once, where it is derived."""
+    probed_at: Place | None = None
+    """Where the probes ran, if it is elsewhere."""
 
     def batch_s(self, place: Place) -> float:
         """Return the time of a batch, s."""
@@ -107,26 +112,36 @@ class Candidate:
 
     def _probed_s(self, place: Place) -> tuple[float, float]:
         """Return the time of a batch of the probes, and what an epoch of them took beside its batches, s."""
+        place = self.probed_at or place
         first_s, batches = (median(getattr(one, name) for one in self.probes) for name in ("first_s", "batches"))
         even = median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
         if even <= _AT_STEP * place.step_s:
             return even, first_s
-        ahead = median(one.ahead for one in self.probes)
+        there = max(1.0, median(one.ahead for one in self.probes))
         if self.whole_batches:
             whole = median(one.epoch_s / one.batches for one in self.probes)
             readers = self.probed_readers or self.readers or 1
-            if not self._is_busy(whole, place):
+            if self._is_in_rounds(whole, place):
                 return median(one.epoch_s / _in_rounds(one.batches, readers) for one in self.probes), 0.0
             if batches < _ROUNDS * readers:
                 return whole, 0.0
-            ahead = readers  # by the time of the first batch the others of its round are all but made
-        batch_s = even * batches / (batches - ahead)
-        return batch_s, first_s - ahead * batch_s
+            there = readers  # by the time of the first batch the others of its round are all but made
+        # When the last of them arrive, the step of the one before is on.
+        last_s = (there + 1) * place.step_s
+        batch_s = max(place.step_s, (even * batches - last_s) / (batches - there))
+        return batch_s, first_s + last_s - there * batch_s
+
+    def _is_at_step(self, batch_s: float, place: Place) -> bool:
+        return self.factor * batch_s <= _AT_STEP * place.step_s
+
+    def _is_in_rounds(self, batch_s: float, place: Place) -> bool:
+        """Whether readers that make whole batches wait for far files, each for its own."""
+        return self.whole_batches and place.rtt_s > 0 and not self._is_busy(batch_s, place)
 
     def _is_busy(self, batch_s: float, place: Place) -> bool:
         """Whether processors, the link or the step are used up, so that readers wait for none of their files."""
         cpu_s, link_s = self._used_s(place)
-        return self.factor * batch_s <= _AT_STEP * place.step_s or max(cpu_s, link_s) >= _BUSY * batch_s
+        return self._is_at_step(batch_s, place) or max(cpu_s, link_s) >= _BUSY * batch_s
 
     def _used_s(self, place: Place) -> tuple[float, float]:
         """Return what a batch takes of all processors, and of the link, s."""
@@ -156,21 +171,22 @@ class Candidate:
         found = self.bounds(place)
         if found.readers:
             return "readers"
-        if self.batch_s(place) <= _AT_STEP * place.step_s:
+        if self._is_at_step(self._probed_s(place)[0], place):
             return "step"
         return "link" if found.link > found.processors else "processors"
 
     def epoch_s(self, place: Place, scatter: float = SCATTER) -> Prediction:
         """Return the seconds of an epoch."""
-        in_rounds = self.whole_batches and self.limit(place) == "readers"
+        in_rounds = self._is_in_rounds(self._probed_s(place)[0], place)
         batches = _in_rounds(place.batches, self.readers or 1) if in_rounds else place.batches
         value = self._probed_s(place)[1] + self.batch_s(place) * batches
-        factor = math.exp(_Z90 * self.error(scatter))
+        factor = math.exp(_Z90 * self.error(place, scatter))
         return Prediction(value, value / factor, value * factor)
 
-    def error(self, scatter: float) -> float:
+    def error(self, place: Place, scatter: float) -> float:
         """Return the relative error of a prediction."""
-        return DERIVED if self.is_derived else math.hypot(PROBED, scatter / math.sqrt(len(self.probes)))
+        own = PROBED_STEP if self.limit(place) == "step" else PROBED
+        return DERIVED if self.is_derived else math.hypot(own, scatter / math.sqrt(len(self.probes)))
 
     def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
         """Return the joules of an epoch; None where nothing shows power."""
@@ -209,7 +225,7 @@ class Candidate:
             own.link,
             own.readers * (there.rtt_s / here.rtt_s if here.rtt_s else 1.0),
         )
-        return replace(self, is_derived=True, factor=self.factor * max(moved) / max(*own, 1e-12))
+        return replace(self, is_derived=True, factor=self.factor * max(moved) / max(*own, 1e-12), probed_at=here)
 
 
 def _in_rounds(batches: int, readers: int) -> float:
@@ -369,5 +385,5 @@ class Findings:
         if incumbent not in ranked:  # it does not fit into the memory
             return "change"
         before, after = (one.score(self.place, self.objective).value for one in (incumbent, best))
-        error = math.hypot(best.error(self.scatter), incumbent.error(self.scatter))
+        error = math.hypot(*(one.error(self.place, self.scatter) for one in (incumbent, best)))
         return "change" if math.log(before / after) > _Z90 * error else "leave it"

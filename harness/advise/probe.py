@@ -91,7 +91,7 @@ class Prober:
 
     def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
         """Return the seconds of valid whole epochs of some choices, measured in turns."""
-        run = self._run(choices, f"repeats={repeats}", is_whole=True)
+        run = self._run(choices, f"repeats={repeats}", "epochs=2", is_whole=True)
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
