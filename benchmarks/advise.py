@@ -2,8 +2,8 @@
 
 Each case is a workload at a distance, on all processors or on one. First `harness.advise` gives its advice. Then every
 loader is measured with three settings or more on whole epochs, which are longer than the advice's probes. The
-advised one, the one in use and those within 10 % of the best are measured three times. Regret is the time of the
-advised choice over that of the best of the grid.
+advised one and those within 10 % of the best are measured three times. Regret is the time of the advised choice over
+that of the best of the grid.
 
 The part `all` sums up the cases that are kept. The error that an interval allows for is fitted, for the cases of each
 workload, on those of the other workloads. Peers are torch's default, a worker a processor, random search with halving
@@ -159,7 +159,7 @@ def measure_grid(
     epochs_s = dict(prober.verify([*chosen], repeats=1))
     limit_s = NEAR * min(map(median, epochs_s.values()))
     quick = [key for key in sorted(epochs_s, key=lambda key: median(epochs_s[key])) if median(epochs_s[key]) <= limit_s]
-    kept = {advised(found), found.in_use.key, *quick[:MOST_NEAR]}
+    kept = {advised(found), *quick[:MOST_NEAR]}
     near = [one for one in chosen if one.key in kept]
     for key, more in prober.verify(near, repeats=AGAIN).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]

@@ -69,7 +69,9 @@ class ScriptProber:
                 place=place,
                 objective=self._options.objective,
                 command=self._command,
-                paste=lambda choice: [_paste(choice)],
+                paste=lambda choice: [
+                    f"torch.utils.data.DataLoader(...{write_arguments({**choice.arguments, **_BESIDE})})"
+                ],
                 max_rss_bytes=self._options.max_rss_bytes,
             )
             self._take(found, own, first)
@@ -155,7 +157,3 @@ class ScriptProber:
 
 def _workers(_: Candidate, number: int) -> dict[str, object]:
     return {"num_workers": number}
-
-
-def _paste(choice: Choice) -> str:
-    return f"torch.utils.data.DataLoader(...{write_arguments({**choice.arguments, **_BESIDE})})"

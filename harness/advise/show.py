@@ -8,7 +8,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from harness.advise.model import Candidate, Decision, Findings, Limit, Prediction, what_would_change
+from harness.advise.model import Candidate, Decision, Findings, Limit, what_would_change
 from harness.advise.question import BOUND
 from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
@@ -99,7 +99,7 @@ def _table(found: Findings) -> Table:
                 TableCell(f"{name} (in use)" if one == incumbent else name, "strong"),
                 _arguments(one),
                 f"{significant(time_s.value)} s",
-                _interval(time_s),
+                f"{significant(time_s.low)} to {significant(time_s.high)}",
                 UNKNOWN if energy is None else joules(energy.value) + " (estimate)" * _is_estimate(one),
                 _LIMITS[one.limit(found.place)],
                 megabytes(one.rss_bytes),
@@ -124,10 +124,6 @@ def _is_estimate(one: Candidate) -> bool:
 
 def _arguments(one: Candidate) -> str:
     return ", ".join(f"{name}={value}" for name, value in one.choice.arguments.items()) or "as its config has them"
-
-
-def _interval(found: Prediction) -> str:
-    return f"{significant(found.low)} to {significant(found.high)}"
 
 
 def _answer(found: Findings, outcome: Decision) -> list[str]:

@@ -12,7 +12,8 @@ NEAR = replace(FAR, rate_bytes=None, rtt_s=0.0)
 
 
 def candidate(batch_s, *, choice=None, readers=4, cpu_s=0.01, repeats=1, joules=30.0, rss=1e9, rx=1e5):
-    probe = ProbedEpoch(20, 0.5 + 20 * batch_s, 0.5, 20 * cpu_s, 20 * rx, rss, joules, is_estimate=True)
+    rest_s = 20 * batch_s if batch_s < 1.1 * FAR.step_s else 19 * batch_s + 2 * FAR.step_s
+    probe = ProbedEpoch(20, 0.5 + rest_s, 0.5, 20 * cpu_s, 20 * rx, rss, joules, is_estimate=True)
     return Candidate(choice or Choice("pytorch"), (probe,) * repeats, readers)
 
 
@@ -58,12 +59,13 @@ def test_where_processors_are_used_up_more_readers_are_not_tried_and_at_the_step
     assert suggest_readers(candidate(0.3, readers=None), FAR) == []
 
 
-def test_an_epoch_is_its_first_batch_and_all_others_with_an_interval_that_repeats_make_narrower():
+def test_an_epoch_is_its_first_batch_all_others_and_two_steps_with_an_interval_that_repeats_make_narrower():
     once, often = candidate(0.1), candidate(0.1, repeats=9)
-    assert once.epoch_s(FAR).value == pytest.approx(0.5 + 100 * 0.1)
+    assert once.epoch_s(FAR).value == pytest.approx(0.5 + 99 * 0.1 + 2 * 0.035)
     assert once.epoch_s(FAR).low < often.epoch_s(FAR).low < often.epoch_s(FAR).high < once.epoch_s(FAR).high
-    assert once.joules(FAR).value == pytest.approx(30 / 2.5 * 10.5)
+    assert once.joules(FAR).value == pytest.approx(30 / 2.47 * 10.47)
     assert candidate(0.1, joules=None).joules(FAR) is None
+    assert candidate(0.035, repeats=9).error(FAR, 0.03) < often.error(FAR, 0.03) / 2  # the step bounds it
 
 
 def test_workers_that_make_whole_batches_bring_them_in_rounds():
@@ -80,19 +82,18 @@ def test_workers_that_make_whole_batches_bring_them_in_rounds():
 
 
 def test_the_start_of_an_epoch_of_busy_workers_is_none_of_its_batches():
-    # Two processors make a batch in 0.1 s; four workers, which start within 0.3 s, bring their first ones at 0.7 s.
-    probe = ProbedEpoch(20, 0.3 + 2.0, 0.3 + 0.4, 4.0, 0.0, 1e9, None, is_estimate=False)
+    # Two processors make a batch in 0.1 s; four workers bring the first at 0.7 s and the last at 2.3.
+    probe = ProbedEpoch(20, 2.3 + 5 * NEAR.step_s, 0.7, 4.0, 0.0, 1e9, None, is_estimate=False)
     found = Candidate(Choice("pytorch"), (probe,), 4, whole_batches=True)
-    assert found.limit(FAR) == "processors"
-    assert found.epoch_s(FAR).value == pytest.approx(0.3 + 100 * 0.1)
+    assert found.limit(NEAR) == "processors"
+    assert found.epoch_s(NEAR).value == pytest.approx(0.3 + 100 * 0.1 + 5 * NEAR.step_s)
 
 
 def test_what_a_loader_received_before_an_epoch_is_not_of_its_time():
-    # Five of 20 batches of 0.1 s were there.
-    probe = ProbedEpoch(20, 1.5, 0.0, 0.2, 0.0, 1e9, None, is_estimate=False, ahead=5.0)
-    assert Candidate(Choice("streaming"), (probe,), None).epoch_s(FAR).value == pytest.approx(9.5)
-    at_step = Candidate(Choice("streaming"), (replace(probe, epoch_s=0.7),), None)
-    assert at_step.epoch_s(FAR).value == pytest.approx(3.5)
+    # Five of 20 batches of 0.1 s were there, and so many are left at its end, beside the step that is on.
+    probe = ProbedEpoch(20, 1.5 + 6 * FAR.step_s, 0.0, 0.2, 0.0, 1e9, None, is_estimate=False, ahead=5.0)
+    assert Candidate(Choice("streaming"), (probe,), None).epoch_s(FAR).value == pytest.approx(9.5 + 6 * FAR.step_s)
+    assert Candidate(Choice("streaming"), (replace(probe, epoch_s=0.7),), None).epoch_s(FAR).value == pytest.approx(3.5)
 
 
 def test_the_best_choice_is_that_of_the_objective_and_of_the_memory():

@@ -193,14 +193,7 @@ def _draw_regime(axes: Axes, spec: Sweep, frame: pd.DataFrame, place: str) -> No
             style = {**_PAPER, "color": choose_colour(base), "markersize": 8}
             axes.plot([low(f"{spec.readers}/{base}")], [known[rtt_ms] * rtt_ms], **style)
     if rtt_ms >= _FAR_MS:
-
-        def to_trips(value: Any) -> Any:
-            return value / rtt_ms
-
-        def to_time(trips: Any) -> Any:
-            return trips * rtt_ms
-
-        beside = axes.secondary_yaxis("right", functions=(to_trips, to_time))
+        beside = axes.secondary_yaxis("right", functions=(lambda ms: ms / rtt_ms, lambda trips: trips * rtt_ms))
         _write_decades(beside.yaxis)
         beside.set_ylabel("round trips a file")
     note_invalid(axes, here)
