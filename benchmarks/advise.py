@@ -95,8 +95,8 @@ class Case(NamedTuple):
         return self.scatter / math.sqrt(len(self.candidates[key].probes))
 
     def cells(self) -> int:
-        """Return how many probes the advice made; a cell has two that count."""
-        return sum(len(one.probes) for one in self.candidates.values()) // 2
+        """Return how many cells of probes the advice measured; near ones have two epochs that count."""
+        return sum(len(one.probes) for one in self.candidates.values()) // (1 if self.place.rtt_s else 2)
 
 
 def main() -> int:

@@ -110,33 +110,30 @@ class Candidate:
         """Return the time of a batch, s."""
         return self.factor * self._probed_s(place)[0]
 
-    def _probed_s(self, place: Place) -> tuple[float, float]:
-        """Return the time of a batch of the probes, and what an epoch of them took beside its batches, s."""
+    def _probed_s(self, place: Place) -> tuple[float, float, bool]:
+        """Return the time of a batch of the probes and what an epoch took beside, s; whether batches came in rounds."""
         place = self.probed_at or place
         first_s, batches = (median(getattr(one, name) for one in self.probes) for name in ("first_s", "batches"))
-        even = median((one.epoch_s - one.first_s) / one.batches for one in self.probes)
-        if even <= _AT_STEP * place.step_s:
-            return even, first_s
+        epoch_s = median(one.epoch_s for one in self.probes)
+        readers = self.probed_readers or self.readers or 1
+        is_apart = not self.whole_batches or batches >= _ROUNDS * readers
+        if is_apart and epoch_s - first_s <= _AT_STEP * place.step_s * batches:
+            return (epoch_s - first_s) / batches, first_s, False
         there = max(1.0, median(one.ahead for one in self.probes))
         if self.whole_batches:
-            whole = median(one.epoch_s / one.batches for one in self.probes)
-            readers = self.probed_readers or self.readers or 1
-            if self._is_in_rounds(whole, place):
-                return median(one.epoch_s / _in_rounds(one.batches, readers) for one in self.probes), 0.0
-            if batches < _ROUNDS * readers:
-                return whole, 0.0
+            if place.rtt_s and not self._is_busy(epoch_s / batches, place):
+                last_s = place.step_s * _last_steps(int(batches), readers)
+                return (epoch_s - last_s) / _in_rounds(int(batches), readers), 0.0, True
+            if not is_apart:
+                return epoch_s / batches, 0.0, False
             there = readers  # by the time of the first batch the others of its round are all but made
         # When the last of them arrive, the step of the one before is on.
         last_s = (there + 1) * place.step_s
-        batch_s = max(place.step_s, (even * batches - last_s) / (batches - there))
-        return batch_s, first_s + last_s - there * batch_s
+        batch_s = max(place.step_s, (epoch_s - first_s - last_s) / (batches - there))
+        return batch_s, first_s + last_s - there * batch_s, False
 
     def _is_at_step(self, batch_s: float, place: Place) -> bool:
         return self.factor * batch_s <= _AT_STEP * place.step_s
-
-    def _is_in_rounds(self, batch_s: float, place: Place) -> bool:
-        """Whether readers that make whole batches wait for far files, each for its own."""
-        return self.whole_batches and place.rtt_s > 0 and not self._is_busy(batch_s, place)
 
     def _is_busy(self, batch_s: float, place: Place) -> bool:
         """Whether processors, the link or the step are used up, so that readers wait for none of their files."""
@@ -177,9 +174,12 @@ class Candidate:
 
     def epoch_s(self, place: Place, scatter: float = SCATTER) -> Prediction:
         """Return the seconds of an epoch."""
-        in_rounds = self._is_in_rounds(self._probed_s(place)[0], place)
-        batches = _in_rounds(place.batches, self.readers or 1) if in_rounds else place.batches
-        value = self._probed_s(place)[1] + self.batch_s(place) * batches
+        batch_s, value, is_in_rounds = self._probed_s(place)
+        if self.readers and is_in_rounds and not self._is_at_step(batch_s, place):
+            value += self.batch_s(place) * _in_rounds(place.batches, self.readers)
+            value += place.step_s * _last_steps(place.batches, self.readers)
+        else:
+            value += self.batch_s(place) * place.batches
         factor = math.exp(_Z90 * self.error(place, scatter))
         return Prediction(value, value / factor, value * factor)
 
@@ -236,6 +236,11 @@ def _in_rounds(batches: int, readers: int) -> float:
     """
     rounds, left = divmod(batches, readers)
     return readers * rounds + (readers + left) / 2 * bool(left)
+
+
+def _last_steps(batches: int, readers: int) -> int:
+    """Return how many steps are left when the batches of the last round arrive, with the one that is on."""
+    return (batches % readers or readers) + 1
 
 
 def suggest_readers(candidate: Candidate, place: Place) -> list[int]:

@@ -91,7 +91,7 @@ class Prober:
 
     def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
         """Return the seconds of valid whole epochs of some choices, measured in turns."""
-        run = self._run(choices, f"repeats={repeats}", "epochs=2", is_whole=True)
+        run = self._run(choices, f"repeats={repeats}", is_whole=True)
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
@@ -162,7 +162,8 @@ class Prober:
 
     def _run(self, choices: Sequence[Choice], *more: str, is_whole: bool = False) -> RunFolder:
         results = self._folder / "probes"
-        sized = [] if is_whole else self._sized
+        # A short epoch says less than one that waits for far files.
+        sized = [] if is_whole else [*self._sized, f"epochs={2 if self.found.place.rtt_s else 3}"]
         cfg, experiment = self.question.compose(choices, *sized, f"results_dir={quote_value(str(results))}", *more)
         folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)
         return RunFolder(folder)

@@ -110,7 +110,7 @@ class Question:
     def experiment_words(self, choices: Sequence[Choice]) -> list[str]:
         """Return the overrides of an experiment that runs some choices once."""
         added = [word for choice in choices for word in choice.overrides()]
-        return [*self.overrides, *added, "name=advise", "repeats=1", "epochs=3", "warmup_samples=0"]
+        return [*self.overrides, *added, "name=advise", "repeats=1", "epochs=2", "warmup_samples=0"]
 
     def compose(self, choices: Sequence[Choice], *more: str) -> tuple[DictConfig, Experiment]:
         """Compose such an experiment; raises ConfigError naming the key."""

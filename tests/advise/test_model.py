@@ -69,16 +69,16 @@ def test_an_epoch_is_its_first_batch_all_others_and_two_steps_with_an_interval_t
 
 
 def test_workers_that_make_whole_batches_bring_them_in_rounds():
-    # 16 workers make 20 batches in two rounds, the second one of a quarter of them: 26 batches of whole rounds.
-    probe = ProbedEpoch(20, 2.0, 1.0, 0.2, 0.0, 1e9, None, is_estimate=False)
+    # 16 workers make 20 batches in two rounds, the second one of a quarter of them: as 26 of whole rounds; then 5 steps.
+    probe = ProbedEpoch(20, 2.0 + 5 * FAR.step_s, 1.0, 0.2, 0.0, 1e9, None, is_estimate=False)
     found = Candidate(Choice("pytorch"), (probe,), 16, whole_batches=True)
     assert found.batch_s(FAR) == pytest.approx(2.0 / 26)
-    assert found.epoch_s(FAR).value == pytest.approx(2.0 * 106 / 26)  # 100 batches
+    assert found.epoch_s(FAR).value == pytest.approx(2.0 * 106 / 26 + 5 * FAR.step_s)  # 100 batches
     busy = Candidate(Choice("pytorch"), (replace(probe, cpu_s=3.9),), 16, whole_batches=True)
-    assert busy.epoch_s(FAR).value == pytest.approx(10.0)
+    assert busy.epoch_s(FAR).value == pytest.approx(10.0 + 25 * FAR.step_s)
     more = found.with_readers(Choice("pytorch"), 20, FAR)
     assert more.batch_s(FAR) == pytest.approx(2.0 / 26 * 16 / 20)
-    assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100)  # five whole rounds
+    assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100 + 21 * FAR.step_s)  # whole rounds
 
 
 def test_the_start_of_an_epoch_of_busy_workers_is_none_of_its_batches():

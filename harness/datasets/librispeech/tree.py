@@ -50,7 +50,8 @@ class LibriSpeechTree(RealTree):
         transcripts = [texts[_split(file.path)] for file in kept]
         durations = in_threads(lambda file: float(soundfile.info(str(root / file.path)).duration), kept)
         speakers = [_split(file.path)[1].partition("-")[0] for file in kept]
-        numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
+        by_number = sorted(set(speakers), key=lambda name: (int(name), "") if name.isdecimal() else (1 << 62, name))
+        numbers = {speaker: label for label, speaker in enumerate(by_number)}
         labelled = [
             SampleFile(file.path, numbers[speaker], file.size, file.mtime_ns)
             for file, speaker in zip(kept, speakers, strict=True)
@@ -72,10 +73,6 @@ def _split(path: str) -> tuple[str, str]:
     """Return the folder of a recording, and its name without the suffix."""
     folder, _, name = path.rpartition("/")
     return folder, name.rpartition(".")[0]
-
-
-def _by_number(speaker: str) -> tuple[int, str]:
-    return (int(speaker), "") if speaker.isdecimal() else (1 << 62, speaker)
 
 
 def _lines(root: Path, folder: str) -> tuple[dict[str, str], str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -193,7 +194,9 @@ def _draw_regime(axes: Axes, spec: Sweep, frame: pd.DataFrame, place: str) -> No
             style = {**_PAPER, "color": choose_colour(base), "markersize": 8}
             axes.plot([low(f"{spec.readers}/{base}")], [known[rtt_ms] * rtt_ms], **style)
     if rtt_ms >= _FAR_MS:
-        beside = axes.secondary_yaxis("right", functions=(lambda ms: ms / rtt_ms, lambda trips: trips * rtt_ms))
+        beside = axes.secondary_yaxis(
+            "right", functions=(lambda y: np.divide(y, rtt_ms), lambda y: np.multiply(y, rtt_ms))
+        )
         _write_decades(beside.yaxis)
         beside.set_ylabel("round trips a file")
     note_invalid(axes, here)

@@ -55,7 +55,7 @@ class Database(Closing):
             load_balancing_policy=RoundRobinPolicy(),
             retry_policy=FallthroughRetryPolicy(),
             request_timeout=self.timeout_s,
-            row_factory=_as_they_are,
+            row_factory=lambda _, rows: rows,
         )
         return make_cluster(
             self.table.host,
@@ -139,10 +139,6 @@ class Database(Closing):
                     f"{expected}; drop the table and prepare it again"
                 )
         return select
-
-
-def _as_they_are(_: list[str], rows: list[Any]) -> list[Any]:
-    return rows
 
 
 def _brief(error: Exception) -> str:

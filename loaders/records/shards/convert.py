@@ -307,16 +307,12 @@ def _read(samples: Samples, path: str, sample_id: int) -> bytes:
         raise SampleError(f"{where}: its path leads out of {samples.root}; expected one below it")
     try:
         # A FIFO, which may never end, opens at once and is refused.
-        with open(samples.root / path, "rb", opener=_open_without_waiting) as file:
+        with open(samples.root / path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise SampleError(f"{where}: it is a FIFO, socket or device, expected a regular file; take it away")
             return file.read()
     except OSError as error:
         raise SampleError(f"{where}: {error.strerror}; restore it or take it away") from error
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _put_in_place(work: Path, out: Path) -> None:
