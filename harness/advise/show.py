@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -97,7 +99,7 @@ def _table(found: Findings) -> Table:
         rows.append(
             [
                 TableCell(f"{name} (in use)" if one == incumbent else name, "strong"),
-                _arguments(one),
+                ", ".join(f"{key}={value}" for key, value in one.choice.arguments.items()) or "as its config has them",
                 f"{significant(time_s.value)} s",
                 f"{significant(time_s.low)} to {significant(time_s.high)}",
                 UNKNOWN if energy is None else joules(energy.value) + " (estimate)" * _is_estimate(one),
@@ -120,10 +122,6 @@ def _table(found: Findings) -> Table:
 
 def _is_estimate(one: Candidate) -> bool:
     return any(probe.is_estimate for probe in one.probes)
-
-
-def _arguments(one: Candidate) -> str:
-    return ", ".join(f"{name}={value}" for name, value in one.choice.arguments.items()) or "as its config has them"
 
 
 def _answer(found: Findings, outcome: Decision) -> list[str]:
@@ -167,19 +165,18 @@ def describe_verified(found: Findings, verified: Mapping[str, float]) -> list[st
 
 
 def draw(found: Findings) -> Figure:
-    """Draw seconds and joules of every configuration, those that no other one beats in both, and the bound."""
-    figure = make_sheet((8.4, 4.6), {"w_pad": 0.1, "h_pad": 0.08})
-    axes = figure.subplots()
+    """Draw seconds and joules of every configuration, those that no other one beats in both, and what bounds each."""
+    figure = make_sheet((11.0, 4.6), {"w_pad": 0.1, "h_pad": 0.08})
+    axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_bounds(beside, found)
     place = found.place
     points = [(one, one.epoch_s(place, found.scatter), one.joules(place, found.scatter)) for one in found.ranked]
     for number, (one, time_s, energy) in enumerate(points, 1):
         y, low, high = (0.0, 0.0, 0.0) if energy is None else energy
         axes.plot([time_s.low, time_s.high], [y, y], color=FAINT, linewidth=1)
         axes.plot([time_s.value] * 2, [low, high], color=FAINT, linewidth=1)
-        marker, name = ("D", " (in use)") if one == found.incumbent else ("o", "")
-        label = f"{number}  {spell(one.choice.key)}{name}"
-        colour = choose_colour(one.choice.loader)
-        axes.plot(time_s.value, y, marker, color=colour, label=label, zorder=3)
+        marker = "D" if one == found.incumbent else "o"
+        axes.plot(time_s.value, y, marker, color=choose_colour(one.choice.loader), zorder=3)
         write_note(axes, str(number), (time_s.value, y), (5, 4), coordinates="data", fontsize=8, color=INK)
     front = [
         (time_s.value, energy.value)
@@ -193,11 +190,26 @@ def draw(found: Findings) -> Figure:
     axes.axvline(bound, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
     at: tuple[str, str] = ("data", "axes fraction")
     write_note(axes, "training without loading", (bound, 1), (4, -10), coordinates=at, fontsize=8, color=MUTED)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds an epoch")
+    axes.set(xlim=(0, None), ylim=(0, None), xlabel="seconds an epoch")
     estimated = any(_is_estimate(one) for one in found.ranked)
     axes.set_ylabel("joules an epoch" + (" (estimate)" if estimated else ""))
     axes.set_title(f"{found.subject}: predicted from probes, 90 % intervals")
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=None)
     return figure
+
+
+def _draw_bounds(axes: Axes, found: Findings) -> None:
+    """Draw the time of a batch of every configuration as a bar, and in it what each of its needs would take alone."""
+    names = [spell(one.choice.key) + " (in use)" * (one == found.incumbent) for one in found.ranked]
+    rows = range(1, len(names) + 1)
+    takes = [1e3 * one.batch_s(found.place) for one in found.ranked]
+    axes.barh(rows, takes, 0.7, color=[choose_colour(one.choice.loader) for one in found.ranked], alpha=0.35)
+    for (limit, name), marker in zip(_LIMITS.items(), "|sxo", strict=True):
+        alone = [1e3 * getattr(one.bounds(found.place), limit) for one in found.ranked]
+        shown = [min(ms, most) if ms else math.nan for ms, most in zip(alone, takes, strict=True)]
+        axes.plot(shown, rows, marker, color=INK, markerfacecolor="none", label=name)
+    axes.set_yticks(rows, [f"{row}  {name}" for row, name in zip(rows, names, strict=True)], fontsize=8)
+    axes.invert_yaxis()
+    axes.yaxis.tick_right()
+    axes.grid(visible=False)
+    axes.set(xlabel="ms a batch", title="what bounds a batch")
+    axes.legend(loc="best", fontsize=8)

@@ -86,7 +86,9 @@ def make_joule_table(results: Results, groups: Sequence[LoaderGroup], workload: 
             continue
         rows = [row for group in here for row in group.rows]
         is_estimated = any(row.estimated.intersection(_SOURCES.get(head, ("cpu",))) for row in rows)
-        is_gross = head in PARTS and any(map(_is_gross, rows))
+        # Where the idle power is not known, parts are of gross joules.
+        no_idle = (row.other_j is not None and row.cpu_net_j is None and row.net_j is None for row in rows)
+        is_gross = head in PARTS and any(no_idle)
         name = head + (" gross" if is_gross else "")
         title = name + (" est." if is_estimated else "")
         columns.append(TableColumn(title, optional=len(columns), note=_NOTES.get(name, "")))
@@ -147,11 +149,6 @@ def _list_joules(results: Results) -> dict[str, Callable[[EpochRow], float | Non
         **{head: partial(_read_amount, per_kwh) for head, per_kwh in amounts.items() if per_kwh is not None},
         **{name: attrgetter(f"{name}_j") for name in (*parts, "other", "monitor")},
     }
-
-
-def _is_gross(row: EpochRow) -> bool:
-    # Where the idle power is not known, parts are of gross joules.
-    return row.other_j is not None and row.cpu_net_j is None and row.net_j is None
 
 
 def _read_amount(per_kwh: float, row: EpochRow) -> float | None:

@@ -263,7 +263,8 @@ def combine(how: str, parts: Mapping[Any, Estimate], number: Callable[[Mapping[A
         return None
     match how:
         case "least":
-            return Interval(*_least(list(parts.values())))
+            every = parts.values()
+            return Interval(min(one.bounds()[0] for one in every), min(one.bounds(len(parts))[1] for one in every))
         case "greatest":
             return Interval(*_greatest(list(parts.values())))
         case "spread":
@@ -275,10 +276,6 @@ def combine(how: str, parts: Mapping[Any, Estimate], number: Callable[[Mapping[A
     numbers = [number({key: float(values[place]) for key, values in drawn.items()}) for place in range(_DRAWS)]
     low, high = np.quantile(numbers, [_MISSED / 2, 1 - _MISSED / 2])
     return Interval(float(low), float(high))
-
-
-def _least(parts: Sequence[Estimate]) -> tuple[float, float]:
-    return min(part.bounds()[0] for part in parts), min(part.bounds(len(parts))[1] for part in parts)
 
 
 def _greatest(parts: Sequence[Estimate]) -> tuple[float, float]:

@@ -134,7 +134,9 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
     known = [group for group in groups if group.drawn_j is not None]
     all_estimated = bool(known) and all(group.estimated for group in known)
     ratios = [
-        TableColumn("ratio", optional=_RATIO, note=_explain_ratio(groups, base)),
+        TableColumn(
+            "ratio", optional=_RATIO, note=f"ratio: to {spell(base or '')} in the same regime, {explain_marks(groups)}"
+        ),
         TableColumn("95\u00a0%", optional=_INTERVAL),
     ]
     repeated = any(group.time_s and len(group.time_s.values) > 1 for group in groups)
@@ -173,10 +175,6 @@ def _make_median_table(results: Results, groups: Sequence[LoaderGroup], workload
             name = TableCell(spell(group.loader), "accent" if group.loader == results.streaming else "")
             rows.append((first if place == 0 else "", name, *cells))
     return Table(columns, rows, notes=(describe_medians(groups),), sections=frozenset(sections))
-
-
-def _explain_ratio(groups: Sequence[LoaderGroup], base: str | None) -> str:
-    return f"ratio: to {spell(base)} in the same regime, {explain_marks(groups)}" if base else ""
 
 
 def _explain_energy(groups: Sequence[LoaderGroup], all_estimated: bool) -> str:

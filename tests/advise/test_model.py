@@ -69,7 +69,7 @@ def test_an_epoch_is_its_first_batch_all_others_and_two_steps_with_an_interval_t
 
 
 def test_workers_that_make_whole_batches_bring_them_in_rounds():
-    # 16 workers make 20 batches in two rounds, the second one of a quarter of them: as 26 of whole rounds; then 5 steps.
+    # 16 workers make 20 batches in two rounds, the second one of a quarter of them: as 26 of whole ones; then 5 steps.
     probe = ProbedEpoch(20, 2.0 + 5 * FAR.step_s, 1.0, 0.2, 0.0, 1e9, None, is_estimate=False)
     found = Candidate(Choice("pytorch"), (probe,), 16, whole_batches=True)
     assert found.batch_s(FAR) == pytest.approx(2.0 / 26)

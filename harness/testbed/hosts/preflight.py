@@ -87,7 +87,8 @@ def find_obstacles(inventory: Inventory, progress: PlaybookProgress) -> list[Hos
 
 def unreachable(host: Host, words: str) -> HostFinding:
     """Return the finding of a host that does not answer, from the words of ssh or of its Python."""
-    where = shlex.join([*(["-p", str(host.port)] if host.port != 22 else []), _destination(host)])
+    destination = host.address if host.user is None else f"{host.user}@{host.address}"
+    where = shlex.join([*(["-p", str(host.port)] if host.port != 22 else []), destination])
     remedies = {
         "Host key verification failed": f"compare its fingerprint and accept it once: ssh {where}; where the key has "
         "changed and you know why, ssh-keygen -R first",
@@ -154,10 +155,6 @@ def _beat(sessions: Sequence[HostSession]) -> None:
         with suppress(CallError, ChildError, OSError):
             if session.is_connected:
                 session.ask("clock", _BEAT_S)
-
-
-def _destination(host: Host) -> str:
-    return host.address if host.user is None else f"{host.user}@{host.address}"
 
 
 def _looked(result: PlaybookResult, host: str) -> dict[str, str]:
