@@ -122,8 +122,10 @@ class Candidate:
         there = max(1.0, median(one.ahead for one in self.probes))
         if self.whole_batches:
             if place.rtt_s and not self._is_busy(epoch_s / batches, place):
-                last_s = place.step_s * _last_steps(int(batches), readers)
-                return (epoch_s - last_s) / _in_rounds(int(batches), readers), 0.0, True
+                batch_s = (epoch_s - place.step_s * _last_steps(batches, readers)) / _in_rounds(batches, readers)
+                if batch_s > _AT_STEP * place.step_s:
+                    return batch_s, 0.0, True
+                return place.step_s, first_s, False  # a round's steps take longer than the next one's files
             if not is_apart:
                 return epoch_s / batches, 0.0, False
             there = readers  # by the time of the first batch the others of its round are all but made
@@ -228,7 +230,7 @@ class Candidate:
         return replace(self, is_derived=True, factor=self.factor * max(moved) / max(*own, 1e-12), probed_at=here)
 
 
-def _in_rounds(batches: int, readers: int) -> float:
+def _in_rounds(batches: float, readers: int) -> float:
     """Return how many batches of whole rounds, in each of which every reader makes one, take as long as these.
 
     A last round that is not whole takes as long as a whole one where each reader waits for its own files, and its share
@@ -238,7 +240,7 @@ def _in_rounds(batches: int, readers: int) -> float:
     return readers * rounds + (readers + left) / 2 * bool(left)
 
 
-def _last_steps(batches: int, readers: int) -> int:
+def _last_steps(batches: float, readers: int) -> float:
     """Return how many steps are left when the batches of the last round arrive, with the one that is on."""
     return (batches % readers or readers) + 1
 

@@ -74,6 +74,8 @@ def test_workers_that_make_whole_batches_bring_them_in_rounds():
     found = Candidate(Choice("pytorch"), (probe,), 16, whole_batches=True)
     assert found.batch_s(FAR) == pytest.approx(2.0 / 26)
     assert found.epoch_s(FAR).value == pytest.approx(2.0 * 106 / 26 + 5 * FAR.step_s)  # 100 batches
+    at_step = replace(found, probes=(replace(probe, batches=16, first_s=0.4, epoch_s=0.4 + 16 * FAR.step_s),))
+    assert at_step.epoch_s(FAR).value == pytest.approx(0.4 + 100 * FAR.step_s)
     busy = Candidate(Choice("pytorch"), (replace(probe, cpu_s=3.9),), 16, whole_batches=True)
     assert busy.epoch_s(FAR).value == pytest.approx(10.0 + 25 * FAR.step_s)
     more = found.with_readers(Choice("pytorch"), 20, FAR)
@@ -135,6 +137,6 @@ def test_in_another_place_the_limit_is_another_one():
     busy = candidate(0.1, cpu_s=0.19)
     assert busy.elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.05, rel=0.1)
     assert replace(busy, readers=1).elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.1, rel=0.1)
-    assert candidate(0.035).elsewhere(NEAR, replace(NEAR, step_s=0.0175)).batch_s(
-        replace(NEAR, step_s=0.0175)
-    ) == pytest.approx(0.0175)
+    assert candidate(0.035).elsewhere(NEAR, quick := replace(NEAR, step_s=0.0175)).batch_s(quick) == pytest.approx(
+        0.0175
+    )
