@@ -162,7 +162,6 @@ class Prober:
 
     def _run(self, choices: Sequence[Choice], *more: str, is_whole: bool = False) -> RunFolder:
         results = self._folder / "probes"
-        # A short epoch says less than one that waits for far files.
         sized = [] if is_whole else [*self._sized, f"epochs={2 if self.found.place.rtt_s else 3}"]
         cfg, experiment = self.question.compose(choices, *sized, f"results_dir={quote_value(str(results))}", *more)
         folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)

@@ -79,7 +79,6 @@ def test_workers_that_make_whole_batches_bring_them_in_rounds():
     busy = Candidate(Choice("pytorch"), (replace(probe, cpu_s=3.9),), 16, whole_batches=True)
     assert busy.epoch_s(FAR).value == pytest.approx(10.0 + 25 * FAR.step_s)
     more = found.with_readers(Choice("pytorch"), 20, FAR)
-    assert more.batch_s(FAR) == pytest.approx(2.0 / 26 * 16 / 20)
     assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100 + 21 * FAR.step_s)  # whole rounds
 
 
@@ -137,6 +136,5 @@ def test_in_another_place_the_limit_is_another_one():
     busy = candidate(0.1, cpu_s=0.19)
     assert busy.elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.05, rel=0.1)
     assert replace(busy, readers=1).elsewhere(NEAR, replace(NEAR, cores=4)).batch_s(NEAR) == pytest.approx(0.1, rel=0.1)
-    assert candidate(0.035).elsewhere(NEAR, quick := replace(NEAR, step_s=0.0175)).batch_s(quick) == pytest.approx(
-        0.0175
-    )
+    half = replace(NEAR, step_s=0.0175)
+    assert candidate(0.035).elsewhere(NEAR, half).batch_s(half) == pytest.approx(0.0175)
