@@ -73,10 +73,7 @@ _SKELETONS: Final = {
         "+experiment={name}",
     ),
     "experiment": _Skeleton(
-        "figures.md",
-        {"experiment": _CONF},
-        {**_FIGURES, "[memory_by_workers.yaml]": "[memory]"},
-        "+experiment={name}",
+        "figures.md", {"experiment": _CONF}, {**_FIGURES, "[memory_by_workers.yaml]": "[memory]"}, "+experiment={name}"
     ),
 }
 _TEST: Final = '''\

@@ -15,14 +15,7 @@ if sys.argv[:1] == ["-m"]:  # what Python sets while it looks for the module tha
 if TYPE_CHECKING:
     from loaders.base import Batch, Loader, LoaderStats, Samples
     from loaders.dali import DaliLoader
-    from loaders.errors import (
-        LoaderConfigError,
-        LoaderError,
-        SampleError,
-        SampleTimeoutError,
-        StreamError,
-        WorkerError,
-    )
+    from loaders.errors import LoaderConfigError, LoaderError, SampleError, SampleTimeoutError, StreamError, WorkerError
     from loaders.pecan import PecanLoader, SizeBalancedLoader
     from loaders.pipeline import Item, Pipeline, Tensors, Transform
     from loaders.pipeline.image import ImageTransform

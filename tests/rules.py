@@ -54,9 +54,7 @@ MATRIX: dict[str, Sabotage] = {
     "loss_to_storage_after": Sabotage("", f"{_OTHER_LINK}: no loss", "N %, in probe 3"),
     "no_drops": Sabotage("full queue", "packets fill the link's queue", "N dropped"),
     "link_pause": Sabotage(
-        "stalled line",
-        "the delay line is stopped",
-        "a ping N ms, the delay line's own longest pause N ms",
+        "stalled line", "the delay line is stopped", "a ping N ms, the delay line's own longest pause N ms"
     ),
     "link_held": Sabotage("farther link", "the link is 38 ms farther for a while", "N of N"),
     "pings_lost": Sabotage("deaf end", "the storage node answers no ping", "N lost"),
@@ -80,15 +78,10 @@ MATRIX: dict[str, Sabotage] = {
         "N of N bytes, N s of CPU beside N s in the epoch",
     ),
     "setup_work": Sabotage(
-        "clean",
-        "a loader computes in its constructor",
-        "N s of CPU beside N s in the epoch, N of N bytes",
-        WARNING,
+        "clean", "a loader computes in its constructor", "N s of CPU beside N s in the epoch, N of N bytes", WARNING
     ),
     "local_reads": Sabotage(
-        "harness/test_lying_loaders.py",
-        "a loader keeps local samples in its memory",
-        "N of N bytes (N)",
+        "harness/test_lying_loaders.py", "a loader keeps local samples in its memory", "N of N bytes (N)"
     ),
     "missed_ticks": Sabotage("stalled agent", "the energy agent is stopped", "N of N ticks (N %)"),
     "clock_offset": Sabotage("clock is set", "a clock is set while the cell runs", "…"),
@@ -96,9 +89,7 @@ MATRIX: dict[str, Sabotage] = {
         "integration/test_hosts_run.py", "the agent of another host is stopped", "N of N ticks (N %)"
     ),
     "clock_offset_HOST": Sabotage(
-        "integration/test_hosts_run.py",
-        "another host's clock is set",
-        "before N ± N ms (…), after N ± N ms (…)",
+        "integration/test_hosts_run.py", "another host's clock is set", "before N ± N ms (…), after N ± N ms (…)"
     ),
     "others_cpu": Sabotage(
         "hog",
@@ -185,9 +176,7 @@ ATTACKS = (
         "another program uses the disk", ("pressure_io",), "a warning; what disks read and wrote is in `metrics.csv`"
     ),
     Attack(
-        "too little memory, swapping",
-        ("pressure_memory",),
-        "a neighbour in the cache or on the memory bus is not seen",
+        "too little memory, swapping", ("pressure_memory",), "a neighbour in the cache or on the memory bus is not seen"
     ),
     Attack(
         "a virtual disk whose host has the files in its own page cache",

@@ -18,10 +18,7 @@ _LOOK_S: Final = 0.5
 
 
 def settle(
-    make: Callable[[], Step],
-    read: Callable[[], Sequence[DeviceState]],
-    spec: SettleSpec,
-    report: Callable[[str], None],
+    make: Callable[[], Step], read: Callable[[], Sequence[DeviceState]], spec: SettleSpec, report: Callable[[str], None]
 ) -> str:
     """Train on made-up batches until the temperatures of all devices are steady.
 

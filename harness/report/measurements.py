@@ -95,10 +95,7 @@ def find_base(results: Results, loader: str) -> str:
     return results.experiment.loaders[loader].base
 
 
-_NUMBERS = [
-    *(one.name for one in make_schema(EpochRow) if pa.types.is_floating(one.type)),
-    *("samples", "bytes"),
-]
+_NUMBERS = [*(one.name for one in make_schema(EpochRow) if pa.types.is_floating(one.type)), *("samples", "bytes")]
 EPOCH_COLUMNS = [*make_schema(EpochRow).names, "base", "setting"]
 _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 

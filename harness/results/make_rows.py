@@ -142,11 +142,7 @@ def _divide_by_host(
 
 
 def _measure_host(
-    data: CellData,
-    host: HostRecord | None,
-    start: CellEvent,
-    end: CellEvent,
-    given: Mapping[Domain, Sequence[Energy]],
+    data: CellData, host: HostRecord | None, start: CellEvent, end: CellEvent, given: Mapping[Domain, Sequence[Energy]]
 ) -> NodeEnergy:
     """Return what a host, by default the lead, used between two events. `given` is as `energy_of` takes it."""
     energy, readings = host or data.cell.energy, data.readings_of(host)

@@ -224,13 +224,7 @@ def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
 
 
 def _measure_epoch(
-    data: CellData,
-    start: CellEvent,
-    end: CellEvent,
-    *,
-    pss_after: int | None,
-    skipped: int,
-    ranks: Sequence[RankRow],
+    data: CellData, start: CellEvent, end: CellEvent, *, pss_after: int | None, skipped: int, ranks: Sequence[RankRow]
 ) -> EpochMetrics:
     epoch = start["epoch"]
     batches, seen = data.batches[epoch], select_resources(data.resources, start, end)

@@ -200,10 +200,7 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     if not commit:
         return code
     changed = _run_command(["git", "--no-optional-locks", "-C", str(root), "status", "--porcelain", "--", *_CODE])
-    return code | {
-        "commit": make_field(commit, "git rev-parse"),
-        "changed": make_field(bool(changed), "git status"),
-    }
+    return code | {"commit": make_field(commit, "git rev-parse"), "changed": make_field(bool(changed), "git status")}
 
 
 def hash_code(root: Path, targets: Iterable[str] = ()) -> str:

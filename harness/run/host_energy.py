@@ -270,14 +270,7 @@ class _Answering:
         self._stack = stack
 
     def start(
-        self,
-        *,
-        energy: dict[str, Any],
-        store: dict[str, Any],
-        token: str | None,
-        node: str,
-        run_id: str,
-        folder: str,
+        self, *, energy: dict[str, Any], store: dict[str, Any], token: str | None, node: str, run_id: str, folder: str
     ) -> object:
         """Start it; returns its description."""
         # Below the run's folder, which is gone when the host's lease has ended: nothing is left behind then.

@@ -68,10 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", default="results/latest", help="a run's folder (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="print it once")
     parser.add_argument(
-        "--web",
-        type=int,
-        metavar="PORT",
-        help="also serve it as a page on 127.0.0.1; 0 takes a free port",
+        "--web", type=int, metavar="PORT", help="also serve it as a page on 127.0.0.1; 0 takes a free port"
     )
     options = parser.parse_args(arguments)
     console, errors = Console(highlight=False), Console(stderr=True, style="red", highlight=False, soft_wrap=True)

@@ -42,10 +42,7 @@ def _found(belongs: Callable[[int], bool]) -> list[int]:
 
 
 def kill_all(
-    run_id: str,
-    namespaces: Iterable[Path] = (),
-    timeout_s: float = KILL_TIMEOUT_S,
-    variable: str = RUN_VARIABLE,
+    run_id: str, namespaces: Iterable[Path] = (), timeout_s: float = KILL_TIMEOUT_S, variable: str = RUN_VARIABLE
 ) -> list[int]:
     """Kill the run's processes until none is left; return the ids of those that were killed.
 

@@ -58,12 +58,7 @@ class DetectionPlan(DaliPlan):
         )
         small = fn.resize(picture, size=fed["size"], interp_type=types.INTERP_LINEAR, antialias=True)
         planes = fn.crop_mirror_normalize(
-            small,
-            mirror=fed["mirrored"],
-            mean=self._mean,
-            std=self._std,
-            dtype=types.FLOAT,
-            output_layout="CHW",
+            small, mirror=fed["mirrored"], mean=self._mean, std=self._std, dtype=types.FLOAT, output_layout="CHW"
         )
         return [fn.pad(planes, axes=(1, 2))]
 

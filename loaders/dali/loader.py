@@ -80,13 +80,7 @@ class DaliLoader(ThreadedLoader):
     _name = "dali-loader"
 
     @takes_options(DaliOptions)
-    def __init__(
-        self,
-        *,
-        samples: Samples,
-        transform: AnyTransform,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Check the arguments; raise LoaderConfigError.
 
         Of images, on_error "skip" needs operators "python": DALI's pipeline ends with the first file that fails. Of

@@ -40,12 +40,7 @@ class MosaicLoader(RecordLoader):
 
     @takes_options(MosaicOptions)
     def __init__(
-        self,
-        *,
-        endpoint: str,
-        transform: AnyTransform | None = None,
-        python: Path | str | None = None,
-        **keywords: Any,
+        self, *, endpoint: str, transform: AnyTransform | None = None, python: Path | str | None = None, **keywords: Any
     ) -> None:
         """Start the process and read the index of the shards.
 

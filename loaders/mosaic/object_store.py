@@ -37,14 +37,7 @@ class ObjectServer(ServerProcess):
     _taken_words = ("port is already in use",)
     _ready_words = "API: http"
 
-    def __init__(
-        self,
-        keys: ObjectKeys,
-        folder: Path,
-        host: str = "127.0.0.1",
-        *,
-        port: int = 0,
-    ) -> None:
+    def __init__(self, keys: ObjectKeys, folder: Path, host: str = "127.0.0.1", *, port: int = 0) -> None:
         """Start it and wait until it is ready, with the access key of its administrator.
 
         It keeps its objects in `folder`, and listens on a numeric address and a port (default: any free one). Raises

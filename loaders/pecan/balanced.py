@@ -55,13 +55,7 @@ class SizeBalancedLoader(FileLoader):
     notes: tuple[str, ...]
 
     @takes_options(BalancedOptions)
-    def __init__(
-        self,
-        *,
-        samples: Samples,
-        transform: AnyTransform,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Check the arguments and split the samples; raise LoaderConfigError.
 
         Args:
@@ -85,13 +79,7 @@ class SizeBalancedLoader(FileLoader):
         self._is_slow = slow
         self._classes = [
             TorchBatches(
-                samples,
-                pipeline,
-                options,
-                num_workers=workers,
-                device=self._device,
-                order=order,
-                skip=self._skip,
+                samples, pipeline, options, num_workers=workers, device=self._device, order=order, skip=self._skip
             )
             for workers, order in (
                 (options.num_workers - background, lambda epoch: self._split(epoch)[0]),

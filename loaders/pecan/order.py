@@ -116,13 +116,7 @@ def auto_order(transforms: Sequence[Transform], sizes: npt.NDArray[np.int64], fa
         plan.postpone(index, f"{grown[index]} of {samples} samples grow")
     placed = [
         Placed(
-            one.name,
-            kind,
-            into,
-            out,
-            at + 1,
-            plan.place(at) + 1,
-            plan.reasons.get(at, "stays: it changes no bytes"),
+            one.name, kind, into, out, at + 1, plan.place(at) + 1, plan.reasons.get(at, "stays: it changes no bytes")
         )
         for at, (one, kind, (into, out)) in enumerate(zip(transforms, kinds, flows, strict=True))
     ]

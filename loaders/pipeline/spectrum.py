@@ -66,13 +66,7 @@ class Spectrum:
         # A frame more than needed comes of a whole number of hops: its centre is beyond the last sample.
         frames = -(-len(wave) // self.hop)
         transformed = torch.stft(
-            emphasised,
-            self.n_fft,
-            self.hop,
-            self.window,
-            _hann(self.window),
-            center=False,
-            return_complex=True,
+            emphasised, self.n_fft, self.hop, self.window, _hann(self.window), center=False, return_complex=True
         )[:, :frames]
         return transformed.real.square().add_(transformed.imag.square())
 

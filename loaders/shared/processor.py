@@ -110,13 +110,7 @@ class SampleProcessor:
         times.ns["read"] = read.ns
         try:
             item = transform_item(
-                self._pipeline,
-                self._samples,
-                read.sample_id,
-                read.encoded,
-                seed=self._seed,
-                epoch=epoch,
-                times=times,
+                self._pipeline, self._samples, read.sample_id, read.encoded, seed=self._seed, epoch=epoch, times=times
             )
         finally:
             self.monitor.end(worker)

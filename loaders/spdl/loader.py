@@ -35,13 +35,7 @@ class SpdlLoader(ThreadedLoader):
     _name = "spdl-loader"
 
     @takes_options(SpdlOptions)
-    def __init__(
-        self,
-        *,
-        samples: Samples,
-        transform: AnyTransform,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Any) -> None:
         """Check the arguments; raise LoaderConfigError.
 
         A thread whose sample is late cannot be ended: it is left to end with the process. A process is killed. With

@@ -28,13 +28,7 @@ class TfDataLoader(RecordLoader):
     """
 
     @takes_options(TfDataOptions)
-    def __init__(
-        self,
-        *,
-        endpoint: str,
-        transform: AnyTransform | None = None,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *, endpoint: str, transform: AnyTransform | None = None, **keywords: Any) -> None:
         """Connect to the dispatcher at `endpoint`.
 
         Raises LoaderConfigError for an argument out of range, StreamError when nothing answers, or something else.

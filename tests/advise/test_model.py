@@ -32,12 +32,7 @@ def findings(*candidates, in_use="pytorch", place=FAR, objective="time", **more)
 
 @pytest.mark.parametrize(
     ("batch_s", "more", "limit"),
-    [
-        (0.036, {}, "step"),
-        (0.3, {}, "readers"),
-        (0.1, {"cpu_s": 0.19}, "processors"),
-        (0.1, {"rx": 12e6}, "link"),
-    ],
+    [(0.036, {}, "step"), (0.3, {}, "readers"), (0.1, {"cpu_s": 0.19}, "processors"), (0.1, {"rx": 12e6}, "link")],
 )
 def test_what_is_used_up_is_the_limit(batch_s, more, limit):
     assert candidate(batch_s, **more).limit(FAR) == limit

@@ -39,11 +39,7 @@ def runs(draw, device="package-0", domain="cpu", max_size=40):
     """A counter of up to 90 W that wraps every 0.33 s or later, read late, with ticks missed, and begun anew."""
     steps = draw(
         st.lists(
-            st.tuples(
-                st.floats(0.1, 90),
-                st.sampled_from([1, 1, 1, 1, 2, 3, 8]),
-                st.integers(0, 60_000),
-            ),
+            st.tuples(st.floats(0.1, 90), st.sampled_from([1, 1, 1, 1, 2, 3, 8]), st.integers(0, 60_000)),
             min_size=3,
             max_size=max_size,
         )

@@ -37,10 +37,7 @@ TWO_SOCKETS = [("package-0", "cpu"), ("package-0", "dram"), ("package-1", "cpu")
     [
         ("intel-one-socket", TWO_SOCKETS[:2]),
         ("intel-two-sockets", TWO_SOCKETS),
-        (
-            "intel-multi-die",
-            [(f"package-0-die-{die}", domain) for die in range(2) for domain in ("cpu", "dram")],
-        ),
+        ("intel-multi-die", [(f"package-0-die-{die}", domain) for die in range(2) for domain in ("cpu", "dram")]),
         ("amd-one-socket", [("package-0", "cpu")]),
         ("amd-two-sockets", [("package-0", "cpu"), ("package-1", "cpu")]),
     ],

@@ -26,10 +26,7 @@ def channel(device, domain, source, **more):
 
 
 CPU = channel("package-0", "cpu", "rapl-perf", lag_s=0.001)
-GPU = [
-    channel("gpu-0", "gpu", "nvml-counter", lag_s=0.02),
-    channel("gpu-0", "gpu", "nvml-power", lag_s=0.1),
-]
+GPU = [channel("gpu-0", "gpu", "nvml-counter", lag_s=0.02), channel("gpu-0", "gpu", "nvml-power", lag_s=0.1)]
 
 
 def host(node="n"):

@@ -130,10 +130,7 @@ def test_a_store_has_one_sender_by_whatever_link_it_is_named(tmp_path):
     with SqliteStore.create(tmp_path / "energy.sqlite"):
         pass
     (tmp_path / "link").symlink_to("energy.sqlite")
-    with (
-        StoreCursor(tmp_path / "energy.sqlite"),
-        pytest.raises(BusyError, match="another sender"),
-    ):
+    with StoreCursor(tmp_path / "energy.sqlite"), pytest.raises(BusyError, match="another sender"):
         StoreCursor(tmp_path / "link")
     with StoreCursor(tmp_path / "link"):
         pass

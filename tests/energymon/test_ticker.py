@@ -37,9 +37,7 @@ class Answers:
         self.buffer = (ctypes.c_char * 8)()
         self._kept = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function)
         self.operation = Operation(
-            8,
-            function=ctypes.cast(self._kept, ctypes.c_void_p).value,
-            buffer=ctypes.addressof(self.buffer),
+            8, function=ctypes.cast(self._kept, ctypes.c_void_p).value, buffer=ctypes.addressof(self.buffer)
         )
 
 

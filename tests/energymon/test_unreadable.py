@@ -74,13 +74,7 @@ def unreadable(found):
     return parts
 
 
-@pytest.mark.parametrize(
-    ("control", "parts"),
-    [
-        ({"lost": [1]}, [("gpu-1", "gpu")]),
-        ({"no_driver": True}, []),
-    ],
-)
+@pytest.mark.parametrize(("control", "parts"), [({"lost": [1]}, [("gpu-1", "gpu")]), ({"no_driver": True}, [])])
 def test_boards_without_a_figure_are_parts_and_a_host_without_the_driver_has_none(
     boards, nvml_library, tmp_path, control, parts
 ):

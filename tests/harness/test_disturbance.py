@@ -166,9 +166,6 @@ def test_the_time_of_a_process_that_ends_while_its_family_is_read_is_not_lost(mo
     """Its parent is read before it takes over the time of the child, and the child after it has ended."""
     parent = [(1.0, 0.5, 0.0, 0.0), (1.0, 0.5, 3.0, 0.25)]
     names = ("user", "system", "children_user", "children_system")
-    answers = {
-        7: iter([SimpleNamespace(**dict(zip(names, times, strict=True))) for times in parent]),
-        8: iter([None]),
-    }
+    answers = {7: iter([SimpleNamespace(**dict(zip(names, times, strict=True))) for times in parent]), 8: iter([None])}
     monkeypatch.setattr(procfs, "_cpu_times", lambda pid: next(answers[pid]))
     assert procfs.cpu_split([7, 8]) == (4.0, 0.75)

@@ -125,10 +125,7 @@ TAMPERED = {
         lambda run: edit_row(run, duration_s=3.0),
         f"epochs.parquet: {CELL} epoch 1: duration_s: stated 3, found 4",
     ),
-    "a row's joules": (
-        lambda run: edit_row(run, cpu_j=1.0),
-        f"epochs.csv: {CELL} epoch 1: cpu_j: stated 1, found 400",
-    ),
+    "a row's joules": (lambda run: edit_row(run, cpu_j=1.0), f"epochs.csv: {CELL} epoch 1: cpu_j: stated 1, found 400"),
     "a verdict in epochs.csv alone": (
         edit_csv,
         f"epochs.csv: {CELL} epoch 1: valid: stated invalid: spread, found valid",

@@ -32,11 +32,7 @@ PACKAGES = (
     *("openssh-server", "openssh-client", "sudo", "iproute2", "procps", "nftables", "chrony"),
     *("nfs-kernel-server", "nfs-common", "python3", "python3-apt", "gcc", "libc6-dev"),
 )
-TOOLS = {
-    "debootstrap": "debootstrap",
-    "mke2fs": "e2fsprogs",
-    "linux.uml": "user-mode-linux",
-}
+TOOLS = {"debootstrap": "debootstrap", "mke2fs": "e2fsprogs", "linux.uml": "user-mode-linux"}
 UML_MODULES = Path("/usr/lib/uml/modules")
 DISK = "6G"
 MOUNTS = ("unshare", "--mount", "--")

@@ -457,10 +457,7 @@ def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, run_here, 
     assert all(str(folder) in table.replace("\n", "") for folder in folders)
     assert [
         yaml.safe_load((f / "config.yaml").read_text())["workloads"]["resnet50"]["batch_size"] for f in folders
-    ] == [
-        8,
-        16,
-    ]
+    ] == [8, 16]
     assert len(list((tmp_path / "results" / "multirun").glob("*/multirun.yaml"))) == 1
 
 

@@ -18,8 +18,7 @@ POLICIES = ("SampleAwareDataLoader", "SampleAwareLoader")
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, LoaderOptions) for name in OF_FILES), *((name, PolicyOptions) for name in POLICIES)],
+    ("name", "options"), [*((name, LoaderOptions) for name in OF_FILES), *((name, PolicyOptions) for name in POLICIES)]
 )
 def test_a_constructor_shows_and_explains_every_argument(name: str, options: type[Options]) -> None:
     made = getattr(loaders, name)

@@ -157,12 +157,7 @@ def test_a_path_that_is_too_long_for_sockets_is_refused(image_tree: Tree, monkey
 @pytest.mark.parametrize("persistent", [True, False])
 def test_workers_are_not_tied_to_a_thread_that_ends_before_the_process(image_tree: Tree, persistent: bool) -> None:
     with PyTorchLoader(
-        samples=image_tree(12),
-        transform=TRANSFORM,
-        batch_size=2,
-        seed=0,
-        num_workers=2,
-        persistent_workers=persistent,
+        samples=image_tree(12), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2, persistent_workers=persistent
     ) as loader:
         broken_off = loader.epoch(0)
         thread = threading.Thread(target=next, args=(broken_off,))

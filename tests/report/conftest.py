@@ -360,13 +360,7 @@ class SweepBuilder:
         epoch_s = 1e-3 * self.samples * (1.0 + 3.0 * rtt_ms / setting) if rtt_ms else 4.0 / setting
         for epoch in range(1, self.epochs + 1):
             duration_s = epoch_s + (1.0 if epoch == 1 else 0.0)
-            row = {
-                "dataset": "tiny",
-                "rtt_ms": rtt_ms,
-                "repeat": repeat,
-                "epoch": epoch,
-                "valid": self.verdict,
-            }
+            row = {"dataset": "tiny", "rtt_ms": rtt_ms, "repeat": repeat, "epoch": epoch, "valid": self.verdict}
             row |= {"duration_s": duration_s, "samples": self.samples, "bytes": 1_000_000, "energy_source": ""}
             row |= dict.fromkeys(("cpu_util", "gpu_util", "cpu_j", "dram_j", "gpu_j", "total_j", "energy_error_j"))
             row |= {"start_utc": "2025-11-20T13:00:00.000Z", "end_utc": "2025-11-20T13:00:10.000Z"}

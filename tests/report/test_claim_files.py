@@ -38,10 +38,7 @@ def written(tmp_path: Path, *claims: Any, **whole: Any) -> Path:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"tolerence": {"relative": 0.1}},
-            r"claim one: tolerence: .*tolerance\?",
-        ),
+        ({"tolerence": {"relative": 0.1}}, r"claim one: tolerence: .*tolerance\?"),
         ({"metric": "seconds"}, "claim one: metric='seconds': .*duration_s, "),
         ({"of": {"loaders": "dali"}}, "claim one: of=.*loader, .*'loaders'"),
         ({"of": {"host.name": "a"}}, "'host.name'"),

@@ -204,8 +204,5 @@ def test_a_limit_that_the_kernel_refuses_is_told_with_the_place(run, monkeypatch
     monkeypatch.setattr(
         "harness.testbed.memory.memory_parent", lambda: type(parent)(parent.path / "absent", parent.version)
     )
-    with (
-        pytest.raises(TestbedError, match=r"absent/jf-"),
-        limited_memory(run, LIMIT_MB, "a-cell"),
-    ):
+    with pytest.raises(TestbedError, match=r"absent/jf-"), limited_memory(run, LIMIT_MB, "a-cell"):
         raise AssertionError("not reached")

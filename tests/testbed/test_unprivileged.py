@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.testbed import unprivileged
-from harness.testbed.unprivileged import (
-    SET_UP,
-    UNSHARE,
-    outer_identity,
-    reexec_unprivileged,
-    user_namespace_obstacles,
-)
+from harness.testbed.unprivileged import SET_UP, UNSHARE, outer_identity, reexec_unprivileged, user_namespace_obstacles
 
 pytestmark = pytest.mark.process
 

@@ -163,9 +163,7 @@ def _slices(seed: int, sample_id: int, shape: Shape, labels: npt.NDArray[np.uint
 def _bodies(rng: np.random.Generator, shape: npt.NDArray[np.float64]) -> list[tuple[Any, Any, float, int]]:
     """Return centre and radii in voxels, Hounsfield units and label of the spine, the kidneys and the tumours."""
     depth, _, width = shape
-    bodies: list[tuple[Any, Any, float, int]] = [
-        (shape * (0.5, 0.7, 0.5), shape * (9.0, 0.05, 0.06), _BONE_HU, _NONE),
-    ]
+    bodies: list[tuple[Any, Any, float, int]] = [(shape * (0.5, 0.7, 0.5), shape * (9.0, 0.05, 0.06), _BONE_HU, _NONE)]
     long = 0.13 * min(1.0, 0.75 * width / depth)
     enhanced = rng.uniform(140, 210)
     for side in (-1, 1):

@@ -78,11 +78,7 @@ def redirect_ingress(
 
     A qdisc may hold it there. Raises TestbedError when the kernel lacks ifb, the ingress qdisc or act_mirred.
     """
-    run_in(
-        namespace,
-        ["ip", "-batch", "-"],
-        stdin=f"link add {ingress} type ifb\nlink set {ingress} up\n",
-    )
+    run_in(namespace, ["ip", "-batch", "-"], stdin=f"link add {ingress} type ifb\nlink set {ingress} up\n")
     redirect = ["action", "mirred", "egress", "redirect", "dev", ingress]
     run_in(namespace, ["tc", "qdisc", "add", "dev", interface, "ingress"])
     for source in sources:

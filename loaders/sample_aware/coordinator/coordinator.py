@@ -320,11 +320,7 @@ class Coordinator:
         self._give_collations(epoch)
         workers, balancer = len(self._pool), epoch.balancer
         whole, part, task_s = task_size(
-            self.stats.sample_ns,
-            self._tasks.sample_bytes,
-            epoch.batch_size,
-            workers,
-            is_ending=balancer.is_ending,
+            self.stats.sample_ns, self._tasks.sample_bytes, epoch.batch_size, workers, is_ending=balancer.is_ending
         )
         ahead = 1 + round(2 * _REST_S / task_s) if task_s else 1
         # Each parked sample becomes a task, for which the pipe has to have room.

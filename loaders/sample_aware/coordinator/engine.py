@@ -33,12 +33,7 @@ class Engine:
     """Worker processes and the coordinator's thread; ended by `close`, or when it is dropped."""
 
     def __init__(
-        self,
-        job: SampleJob,
-        settings: EngineSettings,
-        stats: Stats,
-        finish: Finish | None,
-        context: BaseContext,
+        self, job: SampleJob, settings: EngineSettings, stats: Stats, finish: Finish | None, context: BaseContext
     ) -> None:
         """Start the workers; with `finish` the consumer gets what it makes of each batch, in a thread.
 

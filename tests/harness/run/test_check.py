@@ -32,12 +32,7 @@ def refusal(*overrides):
     ("override", "key", "meant", "there"),
     [
         ("loaders.pytorch.num_wokers=2", "loaders.pytorch.num_wokers", "num_workers", "prefetch_factor"),
-        (
-            "loaders.pytroch.num_workers=2",
-            "loaders.pytroch",
-            "pytorch",
-            "dali, dali_emlio, fixed, pytorch",
-        ),
+        ("loaders.pytroch.num_workers=2", "loaders.pytroch", "pytorch", "dali, dali_emlio, fixed, pytorch"),
         ("loader.pytorch.num_workers=2", "loader", "loaders", "workloads"),
         ("repeat=2", "repeat", "repeats", "epochs"),
         ("+repeat=2", "repeat", "repeats", "epochs"),

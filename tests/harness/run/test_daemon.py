@@ -74,10 +74,7 @@ def plain_daemon(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("daemon", "secure", "told"),
-    [
-        ({"depth": "deep"}, False, r"daemon\.depth='deep'"),
-        ({}, True, r"loaders\.streaming\.secure=true: plain_daemon"),
-    ],
+    [({"depth": "deep"}, False, r"daemon\.depth='deep'"), ({}, True, r"loaders\.streaming\.secure=true: plain_daemon")],
 )
 def test_a_daemon_of_one_s_own_is_checked_by_its_own_model(plain_daemon, daemon, secure, told):
     check_daemon(loader().model_copy(update={"daemon": plain_daemon}))

@@ -22,11 +22,7 @@ def python(folder, *arguments, **environment):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [
-        ("harness", "loaders/__init__.py"),
-        ("harness.report", "energymon.py"),
-        ("harness.validate", "conf/__init__.py"),
-    ],
+    [("harness", "loaders/__init__.py"), ("harness.report", "energymon.py"), ("harness.validate", "conf/__init__.py")],
 )
 def test_it_is_named_in_one_line(module, name, tmp_path):
     theirs = tmp_path / name

@@ -126,10 +126,7 @@ def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"on_error": "ignore"}, "on_error='ignore': .*raise, skip"),
-        ({"sample_timeout_s": 0}, "sample_timeout_s=0"),
-    ],
+    [({"on_error": "ignore"}, "on_error='ignore': .*raise, skip"), ({"sample_timeout_s": 0}, "sample_timeout_s=0")],
 )
 @pytest.mark.parametrize("name", ["pytorch", "records", "sample_aware"])
 def test_a_policy_that_there_is_none_of_is_refused_by_name(table, datasets, serve, name, wrong, message):

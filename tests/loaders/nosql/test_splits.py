@@ -147,11 +147,7 @@ HALVES = {"train": 0.5, "test": 0.5}
         (PATIENTS, {"proportions": {"fold0": 0.5, "c": 0.5}}, "split 'fold0'"),
         (PATIENTS, {"proportions": HALVES, "seed": -1}, "seed=-1"),
         (LARGE, {"proportions": {"a": 0.4, "b": 0.3, "c": 0.3}}, "entity p0 has 50 of 100 samples, and the largest"),
-        (
-            PATIENTS,
-            {"proportions": {"train": 0.999, "test": 0.001}},
-            "classes would be missing: 0 in test, 1 in test",
-        ),
+        (PATIENTS, {"proportions": {"train": 0.999, "test": 0.001}}, "classes would be missing: 0 in test, 1 in test"),
     ],
 )
 def test_splits_that_cannot_be_made_are_refused_by_name(

@@ -75,10 +75,7 @@ def test_bits_that_flip_on_the_way_reach_no_sample_and_end_no_epoch(
     flips = _Flips(side, {"daemon": 150_003, "client": 1_501}[side])
     read = _content(samples)
     # One stream, so that what is asked for again is not damaged once more.
-    with (
-        Relay(daemon.port, on_piece=flips) as relay,
-        _loader(relay.endpoint, wire=wire, streams=1) as loader,
-    ):
+    with Relay(daemon.port, on_piece=flips) as relay, _loader(relay.endpoint, wire=wire, streams=1) as loader:
         ids = []
         for sample_id, image, label in _epochs(loader, 20):
             ids.append(sample_id)
@@ -107,10 +104,7 @@ def test_a_bit_that_flips_on_disk_is_told_with_the_shard(
     root = Path(shutil.copytree(shards, tmp_path / "copy"))
     daemon = start_daemon(root)
     name = _flip_on_disk(root)
-    with (
-        _loader(daemon.endpoint, decode=decode) as loader,
-        pytest.raises(StreamError, match=f"{name}: record 1"),
-    ):
+    with _loader(daemon.endpoint, decode=decode) as loader, pytest.raises(StreamError, match=f"{name}: record 1"):
         for _ in loader.epoch(0):
             pass
 

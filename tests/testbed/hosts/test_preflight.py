@@ -23,10 +23,7 @@ from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 from tests.testbed.conftest import Steps
 
 OBSTACLES = obstacles()
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(bool(OBSTACLES), reason="; ".join(OBSTACLES)),
-]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(OBSTACLES), reason="; ".join(OBSTACLES))]
 STATE = "/var/lib/joulefeed"
 BLOCK = (
     "import socket, sys; s = socket.socket(); s.bind(('', 2049)); s.listen(); print('up', flush=True); sys.stdin.read()"

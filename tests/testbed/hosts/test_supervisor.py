@@ -44,10 +44,7 @@ def test_arguments_of_python_are_run_by_the_hosts_own_interpreter_with_the_runs_
 
 
 def test_a_command_that_does_not_exist_is_named(run_id):
-    with (
-        supervisor(Command(run_id=run_id, argv=("no-such-command",))) as child,
-        pytest.raises(ChildError) as caught,
-    ):
+    with supervisor(Command(run_id=run_id, argv=("no-such-command",))) as child, pytest.raises(ChildError) as caught:
         child.read_line(20)
     assert "127" in str(caught.value)
     assert "no-such-command" in str(caught.value)

@@ -12,13 +12,7 @@ from nvidia.dali import fn, pipeline_def, tfrecord
 from loaders.base import Samples
 from loaders.errors import ShardError
 from loaders.records.shards.index import ShardSet
-from loaders.records.shards.tfrecord import (
-    check_record,
-    count_intact,
-    masked_crc32c,
-    read_records,
-    write_record,
-)
+from loaders.records.shards.tfrecord import check_record, count_intact, masked_crc32c, read_records, write_record
 
 
 def _record(payload: bytes) -> bytearray:
