@@ -10,6 +10,11 @@ workload, on those of the other workloads. Peers are torch's default, a worker a
 and Optuna's TPE (`advise_tpe.py`); the searches have as many probes as the advice made, each of which shows an epoch of
 the grid with the scatter of probes.
 
+The parts `spoiled` have short advice of each workload while other programs use the processors (hog), while a quota
+stops the advice's own (throttle), and while another process holds the files in memory (warm cache). No probe may count,
+and the advice must be that it cannot say. The part `unspoiled` has the same without any of it. Throttling and the cache
+need root and control groups of version 1.
+
 Prints a line per demand (asked, measured, verdict); exits 1 when one falls short. `--quick` has one case. Needs what
 `python -m harness.testbed doctor` says for distances.
 """
@@ -18,15 +23,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import math
+import mmap
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -39,7 +47,8 @@ from rich.console import Console
 
 from harness.advise.model import PROBED, PROBED_STEP, Candidate, Findings, Place, ProbedEpoch
 from harness.advise.probe import Prober
-from harness.advise.question import Choice, read_question
+from harness.advise.question import BOUND, Choice, Question, read_question
+from harness.config.targets import instantiate
 from harness.run.progress import RunProgress
 
 WORKLOADS = {
@@ -49,6 +58,8 @@ WORKLOADS = {
     "mask_rcnn": (192, ["workload.batch_size=8", "accelerator.seconds_per_sample=0.015"]),
 }
 """Those of the grid, with their samples, of which far ones have two thirds, and their overrides."""
+BATCHES = {"resnet50": 32, "unet3d": 3, "rnnt": 24, "mask_rcnn": 8}
+"""Samples of a batch, of which spoiled advice has eight."""
 PUBLISHED = {"resnet50": 1_281_167, "unet3d": 168, "rnnt": 281_241, "mask_rcnn": 117_266}
 """Samples of the dataset that the workload's published training has: ImageNet, KiTS19, LibriSpeech, COCO."""
 REGIMES = {"local": (1, 2, 4), "lan_10ms": (4, 12, 32), "wan_30ms": (4, 16, 48)}
@@ -61,6 +72,10 @@ NEAR = 1.1
 AGAIN = 2
 MOST_NEAR = 6
 DRAWS = 2000
+SPOILED_S = 12
+"""Budget of the advice whose probes are spoiled, s."""
+QUOTA = 0.4
+"""Processors that a throttled advice may use."""
 Z90 = 1.645
 
 
@@ -112,7 +127,8 @@ def main() -> int:
     options = make_parser(__doc__, "resnet50 on local files", [*cases, "all"]).parse_args()
     if options.quick:
         options.only = options.only or ["resnet50, local"]
-    return run({**cases, "all": partial(sum_up, options)}, options)
+    spoiled = {f"spoiled, {kind}": partial(spoil, kind) for kind in SPOILERS} | {"unspoiled": partial(spoil, "")}
+    return run({**cases, **spoiled, "all": partial(sum_up, options)}, options)
 
 
 def name_case(workload: str, regime: str, cores: int | None) -> str:
@@ -188,10 +204,84 @@ def judge(name: str, found: Findings, epochs_s: Mapping[str, Sequence[float]], *
     return at_most(f"{name}: regret", 0.08, regret, text, ".0%", **raw)
 
 
+@contextlib.contextmanager
+def hogged(_question: Question) -> Iterator[list[str]]:
+    """Have two programs a processor compute."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield []
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+
+@contextlib.contextmanager
+def throttled(_question: Question) -> Iterator[list[str]]:
+    """Make a control group with a quota; yields the words by which a command runs in it."""
+    group = Path(f"/sys/fs/cgroup/cpu/joulefeed-throttled-{os.getpid()}")
+    group.mkdir()
+    try:
+        (group / "cpu.cfs_quota_us").write_text(str(int(QUOTA * int((group / "cpu.cfs_period_us").read_text()))))
+        yield ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(group / "cgroup.procs")]
+    finally:
+        deadline = time.monotonic() + 30
+        while (group / "cgroup.procs").read_text().strip() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def warmed(question: Question) -> Iterator[list[str]]:
+    """Hold the dataset's files in memory, locked, so that dropped caches keep them; raises OSError where it may not."""
+    _, experiment = question.compose([Choice(BOUND)])
+    (dataset,) = experiment.datasets.values()
+    handle = instantiate(dataset.target, dataset.params).open(question.cache, lambda *_: None)
+    libc, held = ctypes.CDLL(None, use_errno=True), []
+    for path in filter(Path.is_file, handle.samples.root.rglob("*")):
+        if size := path.stat().st_size:
+            with path.open("r+b") as file:
+                pages = mmap.mmap(file.fileno(), size)
+            held.append(ctypes.c_char.from_buffer(pages))
+            if libc.mlock(ctypes.byref(held[-1]), ctypes.c_size_t(size)):
+                raise OSError(ctypes.get_errno(), f"mlock of {path}")
+    yield []
+    held.clear()
+
+
+SPOILERS: Mapping[str, Callable[[Question], contextlib.AbstractContextManager[list[str]]]] = {
+    "hog": hogged,
+    "throttle": throttled,
+    "warm cache": warmed,
+}
+
+
+def spoil(kind: str) -> Iterator[Line]:
+    """Have short advice of each workload whose probes are spoiled, or, for no kind, are not."""
+    found = {}
+    for workload, (_, overrides) in WORKLOADS.items():
+        with tempfile.TemporaryDirectory(prefix="joulefeed-spoiled-") as name:
+            words = [f"workload={workload}", f"budget_s={SPOILED_S}", "loaders=[pytorch,spdl]", *overrides]
+            words += [f"results_dir={name}", f"dataset.samples={8 * BATCHES[workload]}"]
+            with SPOILERS[kind](read_question(words)) if kind else contextlib.nullcontext([]) as before:
+                argv = [*before, sys.executable, "-m", "harness.advise", *words]
+                subprocess.run(argv, cwd=REPO, stdout=subprocess.DEVNULL, check=False, timeout=900)
+            (stored,) = Path(name).glob("*/advice.json")
+            found[workload] = json.loads(stored.read_text())
+    said = [workload for workload, advice in found.items() if advice["outcome"] != "cannot say"]
+    counted = sum(len(one["probes_s"]) for advice in found.values() for one in advice["configurations"])
+    text = f"{len(found) - len(said)} of {len(found)} cannot say, {counted} probes count"
+    raw = {"value": counted, "advice": {key: (one["outcome"], one["spoiled"]) for key, one in found.items()}}
+    if kind:
+        yield Line(f"{kind}: probes refused", "all", text, not said and not counted, raw)
+    else:
+        yield Line("no spoiler: advice given", "all", text, len(said) == len(found), raw)
+
+
 def read_cases(options: argparse.Namespace) -> list[Case]:
     """Return the cases that are kept."""
-    parts = {name: part for name, part in load_parts(options.results, "advise").items() if part and name != "all"}
-    return [read_case(part["lines"][0]["raw"]) for part in parts.values()]
+    first = [part["lines"][0] for part in load_parts(options.results, "advise").values() if part]
+    return [read_case(line["raw"]) for line in first if line["what"].endswith(": regret")]
 
 
 def read_case(raw: Mapping[str, Any]) -> Case:

@@ -47,7 +47,8 @@ BENCHMARKS = (
     Benchmark("streaming", 80, 20),
     Benchmark("streaming_small", 15, 5),
     Benchmark("network_loaders", 60, 25),
-    Benchmark("advise", 240, 20),
+    Benchmark("compare", 5, 2),
+    Benchmark("advise", 260, 20),
     Benchmark("hosts", 40, 12),
     Benchmark("sabotage", 60, 10),
 )

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from harness.advise.question import Choice, Objective
+from harness.diagnose.diagnosis import Stage
 
 Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
 
@@ -328,6 +329,8 @@ class Findings:
     """Why a choice has no valid probe, by key."""
     notes: list[str] = field(default_factory=list)
     """What disturbed probes."""
+    stages: tuple[Stage, ...] = ()
+    """Of preparing a batch; empty where they are unknown."""
     seconds: float = 0.0
     """What the probes took, set-up included."""
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -15,6 +16,8 @@ from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question
 from harness.config.targets import instantiate
 from harness.config.validation import quote_value
 from harness.datasets import DatasetHandle
+from harness.diagnose.diagnosis import Machine, Stage
+from harness.diagnose.stages import time_stages
 from harness.report.labels import spell
 from harness.results.epoch_row import EpochRow, read_rows, select_settled
 from harness.results.folder import Ledger, RunFolder
@@ -22,6 +25,7 @@ from harness.results.metrics import EpochMetrics
 from harness.run.again import describe_run, find_durations
 from harness.run.driver import measure
 from harness.run.progress import RunProgress
+from harness.workloads import Workload
 
 _BATCHES: Final = 16
 """Of a probe, at most."""
@@ -30,6 +34,9 @@ _CONTENDERS: Final = 3
 _LEAST_S: Final = 10.0
 """Time for which no other round is started."""
 _USUAL_CELL_S: Final = 6.0
+_STAGES_S: Final = 6.0
+_STAGES_SHARE: Final = 0.1
+"""What the stages may take: so many seconds, and such a share of the budget."""
 _MOST_AHEAD: Final = 0.5
 """Share of an epoch that is taken to have come before it, at most: a loader that keeps a cache receives nothing."""
 
@@ -46,7 +53,8 @@ class Prober:
         dataset = experiment.datasets[workload.key]
         handle: DatasetHandle = instantiate(dataset.target, dataset.params).open(question.cache, progress.follow)
         samples = len(handle.samples)
-        self._batch: int = instantiate(workload.target, workload.params).batch_size
+        model: Workload = instantiate(workload.target, workload.params)
+        self._batch, self._handle, self._pipeline = model.batch_size, handle, model.transform
         few = min(samples, _BATCHES * self._batch)
         size = "limit" if dataset.key == "tree" else "samples"
         self._sized = [f"dataset.{size}={few}"] if few < samples else []
@@ -76,6 +84,7 @@ class Prober:
         question, found = self.question, self.found
         began = time.monotonic()
         deadline = began + question.options.budget_s
+        found.stages = self._time_stages(min(_STAGES_S, _STAGES_SHARE * question.options.budget_s))
         self._measure([Choice(BOUND), question.incumbent, *question.others])
         if found.place.step_s:
             others = [*self._with_more_threads(), *found.derive(self._reader_arguments)]
@@ -88,6 +97,19 @@ class Prober:
             self._measure(turn)
         found.seconds = time.monotonic() - began
         return found
+
+    def _time_stages(self, budget_s: float) -> tuple[Stage, ...]:
+        samples = self._handle.samples
+        return time_stages(
+            self._pipeline,
+            samples,
+            batch_size=self._batch,
+            seed=0,
+            device="cpu",
+            budget_s=budget_s,
+            cached=Machine.find().caches(int(samples.sizes.sum())),
+            tick=partial(self._progress.follow, "timing the stages"),
+        ).stages
 
     def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
         """Return the seconds of valid whole epochs of some choices, measured in turns."""

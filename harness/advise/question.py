@@ -17,7 +17,7 @@ from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
 from harness.config.specs import Experiment, LoaderSpec
 from harness.config.validation import Number, NumberAboveZero, Section, parse, quote_value, unknown_key
-from harness.diagnose.request import list_workload_datasets
+from harness.diagnose.request import spell_out
 from harness.errors import ConfigError
 from harness.run.check import check_components
 from harness.system.disk import folder_of
@@ -158,18 +158,13 @@ def read_question(argv: Sequence[str]) -> Question:
     asked, given = read_options(arguments.overrides)
     chosen = {group: given.pop(group, usual) for group, usual in _GROUPS.items()}
     of_loader = {key.removeprefix("loader."): given.pop(key) for key in [*given] if key.startswith("loader.")}
-    own = f"workloads.{chosen['workload']}."
-    rest = [f"{own + key[9:] if key.startswith('workload.') else key}={value}" for key, value in given.items()]
-    workload, regime = chosen["workload"], chosen["regime"]
-    datasets = list_workload_datasets()
-    if not any(word.startswith("dataset=") for word in rest) and workload in datasets:
-        rest.insert(0, f"dataset={datasets[workload]}")
-    words = [f"+workload@workloads.{workload}={workload}", f"+regime@regimes.{regime}={regime}", *rest]
+    loader = chosen.pop("loader")
+    words = spell_out([f"{key}={value}" for key, value in given.items()], chosen)
     cfg = compose_config("config", [*words, *Choice(BOUND).overrides(), "name=advise"])
     question = Question(
-        workload=workload,
-        regime=regime,
-        incumbent=Choice(chosen["loader"], {key: yaml.safe_load(value) for key, value in of_loader.items()}),
+        workload=chosen["workload"],
+        regime=chosen["regime"],
+        incumbent=Choice(loader, {key: yaml.safe_load(value) for key, value in of_loader.items()}),
         others=(),
         refused={},
         options=asked,

@@ -17,6 +17,7 @@ from typing import Any, Final
 import energymon
 from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
 from harness.advise.question import AdviseOptions, Choice, write_arguments
+from harness.diagnose.diagnosis import Stage
 from harness.errors import CellError, ConfigError
 from joulefeed.child import Child, ChildError
 
@@ -28,6 +29,8 @@ _CONTENDERS: Final = 2
 _OTHER_CPUS: Final = 0.5
 """Processors that other programs may use in a probe."""
 _LOADER: Final = "pytorch"
+_STAGES: Final = {"augment": "the dataset's computing", "read": "the dataset's waiting", "collate": "collate"}
+"""Names of the kinds of stages."""
 _BESIDE: Final = {"prefetch_factor": 2, "persistent_workers": True}
 """What workers get that the script does not have."""
 
@@ -74,6 +77,7 @@ class ScriptProber:
                 ],
                 max_rss_bytes=self._options.max_rss_bytes,
             )
+            found.stages = tuple(Stage(_STAGES[kind], kind, s, None, None) for kind, s in first["stages"].items())
             self._take(found, own, first)
             deadline = began + self._options.budget_s
             # What a second round suggests follows from the first one's probes.

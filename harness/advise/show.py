@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from harness.advise.model import Candidate, Decision, Findings, Limit, what_would_change
+from harness.advise.model import Candidate, Decision, Findings, Limit, Place, what_would_change
 from harness.advise.question import BOUND
+from harness.diagnose.figure import draw_stages
+from harness.diagnose.verdict import find_slowest, format_ms, make_cheaper, name_shares
 from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
 from harness.report.labels import UNKNOWN, joules, megabytes, percent, seconds, significant, spell
@@ -22,7 +25,7 @@ _LIMITS: Final[Mapping[Limit, str]] = {
     "step": "the step",
     "processors": "processors",
     "link": "the link's rate",
-    "readers": "files read at once",
+    "readers": "number of readers",
 }
 
 
@@ -64,6 +67,7 @@ def to_json(found: Findings, outcome: Decision) -> dict[str, Any]:
             }
             for one in found.ranked
         ],
+        "stages": [asdict(stage) for stage in found.stages],
         "spoiled": found.spoiled,
         "refused": dict(found.refused),
         "notes": found.notes,
@@ -76,6 +80,9 @@ def _head(found: Findings) -> list[str]:
     lines = [
         f"{found.subject}, {place.cores} cores, {place.batches} batches an epoch; probed for {found.seconds:.0f} s"
     ]
+    if found.stages:
+        takes = format_ms(sum(stage.batch_s for stage in found.stages))
+        lines.append(f"preparing a batch takes {takes} in one process: {name_shares(found.stages)}")
     incumbent = found.incumbent
     if incumbent is not None and place.step_s:
         now, bound = incumbent.epoch_s(place, found.scatter), place.step_s * place.batches
@@ -103,7 +110,7 @@ def _table(found: Findings) -> Table:
                 f"{significant(time_s.value)} s",
                 f"{significant(time_s.low)} to {significant(time_s.high)}",
                 UNKNOWN if energy is None else joules(energy.value) + " (estimate)" * _is_estimate(one),
-                _LIMITS[one.limit(found.place)],
+                _name_limit(one, found.place),
                 megabytes(one.rss_bytes),
             ]
         )
@@ -116,8 +123,13 @@ def _table(found: Findings) -> Table:
         TableColumn("limited by", left=True),
         TableColumn("memory", optional=1),
     ]
-    note = f"predicted for an epoch of {found.place.batches} batches from short ones, measured in the order of a plan"
+    note = f"predicted for an epoch of {found.place.batches} batches from shorter ones"
     return Table(heads, rows, [note])
+
+
+def _name_limit(one: Candidate, place: Place) -> str:
+    limit = one.limit(place)
+    return "waiting for data" if limit == "readers" and one.readers is None else _LIMITS[limit]
 
 
 def _is_estimate(one: Candidate) -> bool:
@@ -142,6 +154,9 @@ def _answer(found: Findings, outcome: Decision) -> list[str]:
             *(f"  {line}" for line in found.paste(best.choice)),
         ]
     lines.append("")
+    if found.stages and best.limit(place) == "processors":
+        slowest = find_slowest(found.stages)
+        lines += [f"{slowest.name} takes most of the processors. {text}" for text in make_cheaper(slowest)]
     for name, (first, time_s) in what_would_change(found.ranked, place, objective).items():
         stays = "stays first" if first.choice == best.choice else "would be first"
         lines.append(f"with {name}: {spell(first.choice.key)} {stays}, about {seconds(time_s.value)} an epoch")
@@ -166,9 +181,15 @@ def describe_verified(found: Findings, verified: Mapping[str, float]) -> list[st
 
 def draw(found: Findings) -> Figure:
     """Draw seconds and joules of every configuration, those that no other one beats in both, and what bounds each."""
-    figure = make_sheet((11.0, 4.6), {"w_pad": 0.1, "h_pad": 0.08})
-    axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_bounds(beside, found)
+    panels: list[Any] = [*([["stages"] * 2] if found.stages else []), ["front", "bounds"]]
+    figure = make_sheet((11.0, 4.6 + bool(found.stages)), {"w_pad": 0.1, "h_pad": 0.08})
+    by_name = figure.subplot_mosaic(panels, height_ratios=(1, 5)[-len(panels) :], width_ratios=(3, 2))
+    axes = by_name["front"]
+    _draw_bounds(by_name["bounds"], found)
+    if found.stages:
+        draw_stages(by_name["stages"], found.stages)
+        by_name["stages"].set(yticks=[], ylim=(0.7, -0.3), xlabel="ms", title="preparing a batch in one process")
+        by_name["stages"].grid(visible=False)
     place = found.place
     points = [(one, one.epoch_s(place, found.scatter), one.joules(place, found.scatter)) for one in found.ranked]
     for number, (one, time_s, energy) in enumerate(points, 1):
@@ -189,8 +210,12 @@ def draw(found: Findings) -> Figure:
     bound = place.step_s * place.batches
     axes.axvline(bound, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
     at: tuple[str, str] = ("data", "axes fraction")
-    write_note(axes, "training without loading", (bound, 1), (4, -10), coordinates=at, fontsize=8, color=MUTED)
-    axes.set(xlim=(0, None), ylim=(0, None), xlabel="seconds an epoch")
+    text = "training without loading"
+    write_note(
+        axes, text, (bound, 1), (-3, -3), coordinates=at, fontsize=8, color=MUTED, rotation=90, ha="right", va="top"
+    )
+    axes.margins(0.12)
+    axes.set_xlabel("seconds an epoch")
     estimated = any(_is_estimate(one) for one in found.ranked)
     axes.set_ylabel("joules an epoch" + (" (estimate)" if estimated else ""))
     axes.set_title(f"{found.subject}: predicted from probes, 90 % intervals")
@@ -212,4 +237,4 @@ def _draw_bounds(axes: Axes, found: Findings) -> None:
     axes.yaxis.tick_right()
     axes.grid(visible=False)
     axes.set(xlabel="ms a batch", title="what bounds a batch")
-    axes.legend(loc="best", fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=4, fontsize=8)

@@ -121,11 +121,29 @@ class Watch:
             "rss_bytes": rss,
             "joules": joules,
             "is_estimate": is_estimate,
+            "stages": {} if self._spec["place"] else _time_stages(loader),
         }
         Path(self._spec["out"]).write_text(json.dumps(report))
         sys.stdout.flush()
         # The rest of the training is not wanted, nor what the script does at its end.
         os._exit(0)
+
+
+def _time_stages(loader: torch.utils.data.DataLoader[Any]) -> dict[str, float]:
+    """Return what a batch takes in this process, s: its samples by computing and by waiting, then the collation.
+
+    Nothing where the dataset cannot be asked for a sample here.
+    """
+    with suppress(Exception):  # whatever the script's dataset raises
+        places = next(iter(loader.batch_sampler))  # type: ignore[arg-type]
+        began, began_cpu = time.perf_counter(), time.process_time()
+        samples = [loader.dataset[place] for place in places]
+        cpu, got = time.process_time() - began_cpu, time.perf_counter()
+        loader.collate_fn(samples)
+        computing = min(cpu, got - began)
+        waiting = got - began - computing
+        return {"augment": computing, "read": waiting, "collate": time.perf_counter() - got}
+    return {}
 
 
 def main() -> int:

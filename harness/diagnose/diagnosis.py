@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from harness.results.files import write_json
 
@@ -46,6 +49,11 @@ class Machine:
     """Processors of the host."""
     free_bytes: int
     """Memory that was available, in which files can be cached."""
+
+    @classmethod
+    def find(cls) -> Machine:
+        """Return this machine."""
+        return cls(len(os.sched_getaffinity(0)), psutil.cpu_count() or 1, psutil.virtual_memory().available)
 
     def caches(self, nbytes: int) -> bool:
         """Whether files of so many bytes stay in memory after the first read, with half of the memory left free."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.diagnose.diagnosis import KINDS, Diagnosis
+from harness.diagnose.diagnosis import KINDS, Diagnosis, Stage
 from harness.diagnose.verdict import FED, Verdict
 from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
@@ -32,16 +33,15 @@ def draw(diagnosis: Diagnosis, verdict: Verdict) -> Figure:
     return figure
 
 
-def _draw_race(axes: Axes, diagnosis: Diagnosis) -> None:
-    """Draw the stages one after the other, t_load and t_compute, on one axis of milliseconds."""
-    stages_ms = 1e3 * sum(stage.batch_s for stage in diagnosis.stages)
-    load_ms, compute_ms = 1e3 * diagnosis.load_s, 1e3 * diagnosis.compute_s
-    longest = max(stages_ms, load_ms, compute_ms)
+def draw_stages(axes: Axes, stages: Sequence[Stage], longest_ms: float = 0.0) -> float:
+    """Draw the stages one after the other at 0, on an axis that is as long as they are; return their sum, ms."""
+    total_ms = 1e3 * sum(stage.batch_s for stage in stages)
+    longest_ms = max(total_ms, longest_ms)
     left, narrow = 0.0, []
-    for stage in diagnosis.stages:
+    for stage in stages:
         width = 1e3 * stage.batch_s
         axes.barh(0, width, 0.56, left=left, color=_COLOURS[stage.kind], edgecolor=SURFACE, linewidth=0.8)
-        if width > max(_ROOM_FOR_NAME, 0.0105 * len(stage.name)) * longest:
+        if width > max(_ROOM_FOR_NAME, 0.0105 * len(stage.name)) * longest_ms:
             text, at = f"{stage.name}\n{significant(width)}", (left + width / 2, 0)
             _write(axes, text, at, ha="center", va="center", fontsize=8, color=SURFACE)
         else:
@@ -50,6 +50,14 @@ def _draw_race(axes: Axes, diagnosis: Diagnosis) -> None:
     if narrow:
         text = f"without a name, from left to right: {', '.join(narrow)}"
         _write(axes, text, (0, 0.28), (0, -3), va="top", fontsize=8, color=MUTED)
+    return total_ms
+
+
+def _draw_race(axes: Axes, diagnosis: Diagnosis) -> None:
+    """Draw the stages one after the other, t_load and t_compute, on one axis of milliseconds."""
+    load_ms, compute_ms = 1e3 * diagnosis.load_s, 1e3 * diagnosis.compute_s
+    stages_ms = draw_stages(axes, diagnosis.stages, max(load_ms, compute_ms))
+    longest = max(stages_ms, load_ms, compute_ms)
     axes.barh(1, load_ms, 0.56, color=_COLOURS["hand-over"], edgecolor=SURFACE)
     axes.barh(2, compute_ms, 0.56, color=_COMPUTE, edgecolor=SURFACE)
     for y, value in enumerate((stages_ms, load_ms, compute_ms)):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import yaml
 from omegaconf import OmegaConf
@@ -21,7 +21,7 @@ from harness.errors import ConfigError
 from harness.run.check import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
 
-_WORKLOAD, _LOADER = "resnet50", "pytorch"
+_USUAL: Final = {"workload": "resnet50", "loader": "pytorch"}
 
 
 class _DiagnoseSection(Section):
@@ -99,12 +99,12 @@ def _check_alone(group: str, named: Iterable[object], one: str) -> None:
         raise ConfigError(f"{group} {', '.join(names)}: a diagnosis is of {one} alone; leave the others out")
 
 
-def spell_out(argv: Sequence[str]) -> list[str]:
-    """Return the arguments as overrides of conf/diagnose.yaml: one workload, its dataset, and one loader.
+def spell_out(argv: Sequence[str], usual: Mapping[str, str] = _USUAL) -> list[str]:
+    """Return the arguments as overrides of an experiment: one workload, its dataset, and one of each other group.
 
-    Raises ConfigError for a workload without a known dataset.
+    `usual` has the groups with their defaults. Raises ConfigError for a workload without a known dataset.
     """
-    chosen = {"workload": _WORKLOAD, "loader": _LOADER}
+    chosen = dict(usual)
     rest: list[str] = []
     for argument in argv:
         group, equals, value = argument.partition("=")

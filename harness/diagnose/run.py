@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
-
-import psutil
 
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
@@ -57,9 +54,8 @@ def diagnose(request: DiagnosisRequest, progress: RunProgress) -> Diagnosis:
     _phase(progress, "warming up the step")
     step = make_step(workload, accelerator, request.seed)
     step.warm_up()
-    cores, free_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
-    machine = Machine(cores, psutil.cpu_count() or 1, free_bytes)
-    rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, cores)
+    machine = Machine.find()
+    rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, machine.cores)
     deadline = time.monotonic() + request.budget_s
     report = time_stages(
         workload.transform,

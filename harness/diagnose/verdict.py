@@ -6,7 +6,7 @@ The remedies by stage are from the textbook's sections 1, 3 and 5, in the words 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -28,6 +28,12 @@ _AGAIN: Final = "Nothing before a diagnosis without the other programs: it may f
 _NATIVE: Final = ("dali", "spdl", "streaming")
 """Loaders that leave Python for native code or threads."""
 _TO_NATIVE: Final = "loader=dali or loader=spdl: samples are decoded and transformed by native code or in threads."
+_CHEAPER: Final[Mapping[str, str]] = {
+    "decode": "Store samples at the size that is trained on, so that there is less to decode.",
+    "augment": "Make {name} cheaper: after a crop and not before it, on fewer samples, or on the accelerator.",
+    "collate": "A cheaper layout of batches: samples of like length pad less, and bytes are smaller than floats.",
+}
+"""How a stage takes less of the processors, whatever the loader, by its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ def judge(diagnosis: Diagnosis) -> Verdict:
     """Return what the measurements say."""
     utilisation = {point.workers: point.utilisation for point in diagnosis.points}
     found, best = int(find_knee(utilisation)), max(utilisation.values())
-    stage = max(diagnosis.stages, key=lambda one: one.batch_s)
+    stage = find_slowest(diagnosis.stages)
     limit = _find_limit(diagnosis, found, best, stage)
     expected = workers_to_hide(diagnosis.load_s, diagnosis.compute_s)
     return Verdict(
@@ -224,13 +230,8 @@ def _list_cheaper(diagnosis: Diagnosis, stage: Stage) -> list[str]:
     match stage.kind:
         case "read":
             return _list_for_reads(diagnosis)
-        case "decode":
-            return [*native, "Store samples at the size that is trained on, so that there is less to decode."]
-        case "augment":
-            where = "after a crop and not before it, on fewer samples, or on the accelerator"
-            return [*native, f"Make {stage.name} cheaper: {where}."]
-        case "collate":
-            return ["A cheaper layout of batches: samples of like length pad less, and bytes are smaller than floats."]
+        case "decode" | "augment" | "collate":
+            return [*(native if stage.kind != "collate" else []), *make_cheaper(stage)]
         case "transfer":
             stream = "loader=spdl: a batch is copied on a stream of its own while the step before it computes."
             fewer = (
@@ -242,6 +243,11 @@ def _list_cheaper(diagnosis: Diagnosis, stage: Stage) -> list[str]:
             return [*([threads] if loader == "pytorch" else []), "Larger batches, so that fewer are handed over."]
 
 
+def make_cheaper(stage: Stage) -> list[str]:
+    """Return how a stage takes less of the processors, whatever the loader."""
+    return [_CHEAPER[stage.kind].format(name=stage.name)] if stage.kind in _CHEAPER else []
+
+
 def _list_for_reads(diagnosis: Diagnosis) -> list[str]:
     subject, machine = diagnosis.subject, diagnosis.machine
     text = "Read large sequential pieces in the place of single files: python -m loaders.streaming convert, then its "
@@ -250,6 +256,18 @@ def _list_for_reads(diagnosis: Diagnosis) -> list[str]:
         files, free = megabytes(subject.bytes), megabytes(machine.free_bytes)
         found.append(f"More memory, or a faster disk: {files} of files do not stay in {free} of free memory.")
     return found
+
+
+def find_slowest(stages: Sequence[Stage]) -> Stage:
+    """Return the stage that takes most of a batch."""
+    return max(stages, key=lambda one: one.batch_s)
+
+
+def name_shares(stages: Sequence[Stage]) -> str:
+    """Return the stages with their shares of a batch, the longest first."""
+    total = sum(one.batch_s for one in stages)
+    longest = sorted(stages, key=lambda one: one.batch_s, reverse=True)
+    return ", ".join(f"{one.name} {percent(one.batch_s / total)}" for one in longest)
 
 
 def format_ms(seconds: float | None) -> str:

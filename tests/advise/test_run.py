@@ -64,6 +64,8 @@ def test_a_workload_gets_its_loaders_ranked(tmp_path):
     assert {one["loader"] for one in found["configurations"]} == {"pytorch", "spdl"}
     assert "head-room" in done.stdout
     assert all(one["epoch_s"]["low"] < one["epoch_s"]["value"] for one in found["configurations"])
+    assert {"read", "decode", "augment", "collate"} == {one["kind"] for one in found["stages"]}
+    assert "preparing a batch takes" in done.stdout
 
 
 @IDLE
@@ -106,6 +108,8 @@ def test_scripts_as_people_have_them(tmp_path, script, outcome):
     limits = {one["arguments"]["num_workers"]: one["limit"] for one in found["configurations"]}
     assert script != "tokens" or limits[0] == "step"
     assert script != "folder" or "processors" in limits.values()
+    stages = {one["kind"]: one["batch_s"] for one in found["stages"]}
+    assert script != "folder" or max(stages, key=stages.get) == "augment"  # it computes
     assert outcome == "leave it" or found["configurations"][0]["arguments"]["num_workers"] > 0
 
 

@@ -676,7 +676,7 @@ def test_samples_that_could_not_be_made_again_are_told_from_those_that_nobody_lo
         (None, {}, "not applicable"),
         (570, {"caches": ""}, "not applicable"),
         (570, {"caches": "fadvise"}, "not applicable"),
-        (570, {"caches": "vm.drop_caches, mapped pages stay"}, "not applicable"),
+        (570, {"on_disk": True, "caches": "vm.drop_caches, mapped pages stay"}, "fail"),
         (570, {"reads": "once"}, "not applicable"),
         (570, {"regime": REGIME}, "not applicable"),
     ],
