@@ -124,10 +124,10 @@ def main() -> int:
     each: list[tuple[str, str, int | None]] = [(workload, regime, None) for workload in WORKLOADS for regime in REGIMES]
     each += [(workload, "local", 1) for workload in ONE_CORE]
     cases = {name_case(*case): partial(measure, *case) for case in each}
-    options = make_parser(__doc__, "resnet50 on local files", [*cases, "all"]).parse_args()
+    spoiled = {f"spoiled, {kind}": partial(spoil, kind) for kind in SPOILERS} | {"unspoiled": partial(spoil, "")}
+    options = make_parser(__doc__, "resnet50 on local files", [*cases, *spoiled, "all"]).parse_args()
     if options.quick:
         options.only = options.only or ["resnet50, local"]
-    spoiled = {f"spoiled, {kind}": partial(spoil, kind) for kind in SPOILERS} | {"unspoiled": partial(spoil, "")}
     return run({**cases, **spoiled, "all": partial(sum_up, options)}, options)
 
 
