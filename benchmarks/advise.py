@@ -106,8 +106,8 @@ class Case(NamedTuple):
         return self.candidates[key].limit(self.place) == "step"
 
     def noise(self, key: str) -> float:
-        """Return the relative error of a choice's probes by their scatter."""
-        return self.scatter / math.sqrt(len(self.candidates[key].probes))
+        """Return the relative error of a choice's probes, and of the epoch that is predicted, by their scatter."""
+        return self.scatter * math.sqrt(1 / len(self.candidates[key].probes) + 1)
 
     def held(self, allowed: Mapping[bool, float]) -> list[float]:
         """Return 1 for each interval that holds its epoch, else 0, by the error beside scatter, at the step and not."""

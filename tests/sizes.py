@@ -47,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_640,
-    "core": 47_880,
-    "tests": 47_895,
+    "packages": 73_610,
+    "core": 47_815,
+    "tests": 47_820,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

@@ -22,9 +22,9 @@ Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
 
 SCATTER: Final = 0.03
 """Relative deviation of one probe from the next, where too few were repeated to know."""
-PROBED: Final = 0.05
+PROBED: Final = 0.02
 """Relative error of an epoch that is predicted from probes of the same choice, beside their scatter."""
-PROBED_STEP: Final = 0.01
+PROBED_STEP: Final = 0.005
 """The same of a choice that is bound by the step."""
 DERIVED: Final = 0.12
 """The same from probes with another number of readers."""
@@ -176,18 +176,18 @@ class Candidate:
         return "link" if found.link > found.processors else "processors"
 
     def epoch_s(self, place: Place, scatter: float = SCATTER) -> Prediction:
-        """Return the seconds of an epoch."""
+        """Return the seconds of an epoch; its interval is that of one epoch, which scatters as the probes do."""
         batch_s, value, is_in_rounds = self._probed_s(place)
         if self.readers and is_in_rounds and not self._is_at_step(batch_s, place):
             value += self.batch_s(place) * _in_rounds(place.batches, self.readers)
             value += place.step_s * _last_steps(place.batches, self.readers)
         else:
             value += self.batch_s(place) * place.batches
-        factor = math.exp(_Z90 * self.error(place, scatter))
+        factor = math.exp(_Z90 * math.hypot(self.error(place, scatter), scatter))
         return Prediction(value, value / factor, value * factor)
 
     def error(self, place: Place, scatter: float) -> float:
-        """Return the relative error of a prediction."""
+        """Return the relative error of a prediction of the usual epoch."""
         own = PROBED_STEP if self.limit(place) == "step" else PROBED
         return DERIVED if self.is_derived else math.hypot(own, scatter / math.sqrt(len(self.probes)))
 

@@ -113,6 +113,33 @@ def test_scripts_as_people_have_them(tmp_path, script, outcome):
     assert outcome == "leave it" or found["configurations"][0]["arguments"]["num_workers"] > 0
 
 
+@IDLE
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("words", "limit"),
+    [
+        (["workload.image_size=32", "dataset.mean_kb=4", "regime=lan_10ms"], "readers"),
+        (["workload.image_size=448", "dataset.mean_kb=10"], "processors"),
+    ],
+)
+def test_tiny_files_wait_and_heavy_augmentation_computes(tmp_path, words, limit):
+    where = [f"cache_dir={tmp_path / 'cache'}", "dataset.samples=128", "workload.batch_size=8", *BUSY]
+    step = ["accelerator=emulated", "accelerator.seconds_per_sample=0.0005"]
+    few = ["workload=resnet50", "loaders=[pytorch]", "loader.num_workers=2", "budget_s=30"]
+    done = advise(tmp_path, *few, *words, *step, *where)
+    found = read(tmp_path)
+    own = next(one for one in found["configurations"] if one["arguments"] == {"num_workers": 2})
+    assert own["limit"] == limit, done.stdout + done.stderr
+    stages = {one["kind"]: one["batch_s"] for one in found["stages"]}
+    if limit == "readers":
+        assert found["outcome"] == "change"
+        assert found["configurations"][0]["arguments"]["num_workers"] > 4
+    else:
+        assert max(stages, key=stages.get) == "augment"
+        assert "takes most of the processors" in done.stdout
+
+
 def test_a_script_that_fails_or_trains_from_nothing_is_named(tmp_path, capsys):
     (tmp_path / "bad.py").write_text("raise RuntimeError('of its own')")
     (tmp_path / "none.py").write_text("pass")
