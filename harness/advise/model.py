@@ -374,7 +374,8 @@ class Findings:
         ]
         promising = [one for one in derived if one.score(self.place, self.objective).low < best]
         ordered = rank(promising, self.place, self.objective, None)
-        return [one.choice for one in ordered if one.choice.key not in self.candidates]
+        # Two candidates of a loader may lead to the same choice.
+        return [one for one in dict.fromkeys(found.choice for found in ordered) if one.key not in self.candidates]
 
     def finalists(self, count: int) -> list[Choice]:
         """Return the best choices and the one in use."""

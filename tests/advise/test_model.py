@@ -125,6 +125,13 @@ def test_only_what_may_be_better_than_the_best_is_derived():
     assert findings(slow, best).derive(lambda _, number: {}) == []
 
 
+def test_a_choice_that_follows_from_two_candidates_is_derived_once():
+    four = candidate(0.1, cpu_s=0.19)
+    two = candidate(0.1, cpu_s=0.19, readers=2, choice=Choice("pytorch", {"num_workers": 2}))
+    (derived,) = findings(four, two, place=NEAR).derive(lambda _, number: {"num_workers": number})
+    assert derived.arguments == {"num_workers": 3}
+
+
 def test_in_another_place_the_limit_is_another_one():
     far = candidate(0.3)
     assert far.elsewhere(FAR, replace(FAR, rtt_s=0.06)).batch_s(FAR) == pytest.approx(0.6)

@@ -128,6 +128,7 @@ def test_tiny_files_wait_and_heavy_augmentation_computes(tmp_path, words, limit)
     step = ["accelerator=emulated", "accelerator.seconds_per_sample=0.0005"]
     few = ["workload=resnet50", "loaders=[pytorch]", "loader.num_workers=2", "budget_s=30"]
     done = advise(tmp_path, *few, *words, *step, *where)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
     found = read(tmp_path)
     own = next(one for one in found["configurations"] if one["arguments"] == {"num_workers": 2})
     assert own["limit"] == limit, done.stdout + done.stderr
