@@ -7,8 +7,9 @@ that of the best of the grid.
 
 The part `all` sums up the cases that are kept. The error that an interval allows for is fitted, for the cases of each
 workload, on those of the other workloads. Peers are torch's default, a worker a processor, random search with halving
-and Optuna's TPE (`advise_tpe.py`); the searches have as many probes as the advice made, each of which shows an epoch of
-the grid with the scatter of probes.
+and Optuna's TPE (`advise_tpe.py`). The searches have as many seconds as the advice's probes took, of which each trial
+takes an epoch of the grid, and shows that epoch with the scatter of probes. A choice that was measured again is judged
+by its later epochs, which no search has seen: the shortest of many first epochs was lucky.
 
 The parts `spoiled` have short advice of each workload while other programs use the processors (hog), while a quota
 stops the advice's own (throttle), and while another process holds the files in memory (warm cache). No probe may count,
@@ -87,14 +88,22 @@ class Case(NamedTuple):
     scatter: float
     candidates: Mapping[str, Candidate]
     grid: Mapping[str, float]
-    """Seconds of an epoch, by choice."""
+    """Seconds of an epoch, by choice: the median of all that were measured."""
+    seen: Mapping[str, float]
+    """The first epoch of each."""
+    judged: Mapping[str, float]
+    """The median of the later ones, where there are any."""
     loaders: Mapping[str, str]
     raw: Mapping[str, Any]
 
-    @property
-    def best_s(self) -> float:
-        """The shortest epoch of the grid, s."""
-        return min(self.grid.values())
+    def regret(self, key: str) -> float:
+        """Return how much longer a choice takes than the best one."""
+        return self.judged[key] / min(self.judged.values()) - 1
+
+    def budget_s(self) -> float:
+        """Return the seconds of the grid's epochs that the advice's probes stand for."""
+        each = 1 if self.place.rtt_s else 2  # near cells have two epochs that count
+        return sum(len(one.probes) / each * self.grid[key] for key, one in self.candidates.items() if key in self.grid)
 
     def errors(self) -> dict[str, float]:
         """Return the logarithms of predicted over measured epochs, by choice."""
@@ -113,10 +122,6 @@ class Case(NamedTuple):
         """Return 1 for each interval that holds its epoch, else 0, by the error beside scatter, at the step and not."""
         limits = {key: Z90 * math.hypot(allowed[self.is_at_step(key)], self.noise(key)) for key in self.candidates}
         return [float(abs(error) <= limits[key]) for key, error in self.errors().items()]
-
-    def cells(self) -> int:
-        """Return how many cells of probes the advice measured; near ones have two epochs that count."""
-        return sum(len(one.probes) for one in self.candidates.values()) // (1 if self.place.rtt_s else 2)
 
 
 def main() -> int:
@@ -291,7 +296,10 @@ def read_case(raw: Mapping[str, Any]) -> Case:
         probes = tuple(ProbedEpoch(**probe) for probe in kept["probes"])
         candidates[key] = Candidate(**{**kept, "choice": Choice(**kept["choice"]), "probes": probes})
     grid = {key: median(each) for key, each in raw["grid"].items()}
-    return Case(raw["workload"], Place(**raw["place"]), raw["scatter"], candidates, grid, raw["loaders"], raw)
+    seen = {key: each[0] for key, each in raw["grid"].items()}
+    judged = {key: median(each[1:] or each) for key, each in raw["grid"].items()}
+    place = Place(**raw["place"])
+    return Case(raw["workload"], place, raw["scatter"], candidates, grid, seen, judged, raw["loaders"], raw)
 
 
 def sum_up(options: argparse.Namespace) -> Iterator[Line]:
@@ -299,7 +307,7 @@ def sum_up(options: argparse.Namespace) -> Iterator[Line]:
     cases = read_cases(options)
     if not cases:
         return
-    regrets = [case.raw["value"] for case in cases]
+    regrets = [case.regret(case.raw["advised"]) for case in cases]
     yield at_most("regret, median", 0.02, median(regrets), f"{median(regrets):.1%} of {len(regrets)} cases", ".0%")
     yield of_most("regret, 95 % of cases", 0.08, regrets)
     errors = [abs(math.expm1(error)) for case in cases for error in case.errors().values()]
@@ -366,7 +374,7 @@ def fit(cases: Iterable[Case]) -> dict[bool, float]:
 
 def peers(cases: Sequence[Case]) -> dict[str, list[float | None]]:
     """Return the regret of each peer in each case; None where it is not measured."""
-    searched = [search(case.grid, case.cells(), case.scatter) for case in cases]
+    searched = [search(case) for case in cases]
     return {
         "torch's default": [regret_of(case, "pytorch_num_workers_0") for case in cases],
         "a worker a processor": [regret_of(case, f"pytorch_num_workers_{case.place.cores}") for case in cases],
@@ -377,24 +385,28 @@ def peers(cases: Sequence[Case]) -> dict[str, list[float | None]]:
 
 def regret_of(case: Case, key: str) -> float | None:
     """Return the regret of a choice; None where it is not in the grid."""
-    return case.grid[key] / case.best_s - 1 if key in case.grid else None
+    return case.regret(key) if key in case.grid else None
 
 
-def search(grid: Mapping[str, float], cells: int, scatter: float) -> float:
+def search(case: Case) -> float:
     """Return the mean regret of random search with halving.
 
-    Half of the probes are of choices at random, a quarter of the better half of them again, and so on.
+    Half of the time is for choices at random, a quarter for the better half of them again, and so on.
     """
-    draw = random.Random(0)
-    best, regrets = min(grid.values()), []
+    draw, regrets = random.Random(0), []
     for _ in range(DRAWS):
-        left = draw.sample(sorted(grid), min(len(grid), max(1, cells // 2)))
+        left, spent_s = list[str](), 0.0
+        for key in draw.sample(sorted(case.seen), len(case.seen)):
+            spent_s += case.seen[key]
+            if left and spent_s > case.budget_s() / 2:
+                break
+            left.append(key)
         seen: dict[str, list[float]] = {key: [] for key in left}
         while len(left) > 1:
             for key in left:
-                seen[key].append(grid[key] * math.exp(draw.gauss(0, scatter)))
+                seen[key].append(case.seen[key] * math.exp(draw.gauss(0, case.scatter)))
             left = sorted(left, key=lambda key: fmean(seen[key]))[: -(-len(left) // 2)]
-        regrets.append(grid[left[0]] / best - 1)
+        regrets.append(case.regret(left[0]))
     return fmean(regrets)
 
 
@@ -403,7 +415,10 @@ def search_by_tpe(cases: Sequence[Case]) -> list[float | None]:
     uv = shutil.which("uv") or shutil.which("uv", path=str(REPO / ".venv-uv/bin"))
     if uv is None:
         return [None] * len(cases)
-    asked = [{"grid": c.grid, "loaders": c.loaders, "cells": c.cells(), "scatter": c.scatter} for c in cases]
+    asked = [
+        {"seen": c.seen, "judged": c.judged, "loaders": c.loaders, "budget_s": c.budget_s(), "scatter": c.scatter}
+        for c in cases
+    ]
     argv = [uv, "run", "--quiet", "--no-project", "--script", str(HERE / "advise_tpe.py")]
     found = subprocess.run(argv, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
     return [*json.loads(found.stdout)]

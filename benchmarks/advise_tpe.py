@@ -4,8 +4,9 @@
 # ///
 """Mean regret of Optuna's TPE in grids that are measured; `advise.py` runs it with uv, in an environment of its own.
 
-Reads a list of cases as JSON from standard input: `grid` (seconds by choice), `loaders` (the loader of each choice),
-`cells` (trials) and `scatter` (of a trial). Writes a list of regrets.
+Reads a list of cases as JSON from standard input: `seen` (seconds of the epoch that a trial shows, by choice), `judged`
+(seconds by which the end is judged), `loaders` (the loader of each choice), `budget_s` (seconds of all trials) and
+`scatter` (of a trial). Writes a list of regrets.
 """
 
 import json
@@ -17,6 +18,7 @@ from statistics import fmean
 import optuna
 
 STUDIES = 100
+MOST_TRIALS = 500
 
 
 def main() -> None:
@@ -27,20 +29,26 @@ def main() -> None:
 
 def search(case: dict, seed: int) -> float:
     """Return the regret of one study: the loader first, then its setting."""
-    grid, draw = case["grid"], random.Random(seed)
+    seen, judged, draw, spent_s = case["seen"], case["judged"], random.Random(seed), 0.0
     settings: dict[str, list[str]] = {}
-    for key in sorted(grid):
+    for key in sorted(seen):
         settings.setdefault(case["loaders"][key], []).append(key)
 
     def objective(trial: optuna.Trial) -> float:
         loader = trial.suggest_categorical("loader", sorted(settings))
         key = trial.suggest_categorical(loader, settings[loader])
-        return grid[key] * math.exp(draw.gauss(0, case["scatter"]))
+        nonlocal spent_s
+        spent_s += seen[key]
+        return seen[key] * math.exp(draw.gauss(0, case["scatter"]))
+
+    def stop(study: optuna.Study, _: optuna.trial.FrozenTrial) -> None:
+        if spent_s >= case["budget_s"]:
+            study.stop()
 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-    study.optimize(objective, n_trials=case["cells"])
+    study.optimize(objective, n_trials=MOST_TRIALS, callbacks=[stop])
     chosen = study.best_params
-    return grid[chosen[chosen["loader"]]] / min(grid.values()) - 1
+    return judged[chosen[chosen["loader"]]] / min(judged.values()) - 1
 
 
 if __name__ == "__main__":

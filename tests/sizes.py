@@ -47,9 +47,9 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_610,
+    "packages": 73_620,
     "core": 47_815,
-    "tests": 47_825,
+    "tests": 47_830,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,
 }

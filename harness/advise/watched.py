@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import multiprocessing
 import os
 import runpy
 import sys
@@ -25,6 +26,7 @@ import torch.utils.data
 
 import energymon
 from harness.system.procfs import cpu_s, family, own_cpu
+from loaders.shared.compat import remove_memory
 
 _SETTLE: Final = 2
 """Batches beyond those that are ready when an epoch begins, which are not counted."""
@@ -125,6 +127,11 @@ class Watch:
         }
         Path(self._spec["out"]).write_text(json.dumps(report))
         sys.stdout.flush()
+        workers = multiprocessing.active_children()
+        for worker in workers:
+            worker.kill()
+            worker.join()
+        remove_memory(workers)
         # The rest of the training is not wanted, nor what the script does at its end.
         os._exit(0)
 

@@ -15,14 +15,16 @@ IDLE = pytest.mark.serial  # probes beside other tests are refused
 
 SMALL = ["workload.batch_size=4", "workload.image_size=32", "dataset.samples=48", "dataset.mean_kb=10"]
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 class Slow(Dataset):
     def __len__(self):
         return 4000
     def __getitem__(self, i):
+        if get_worker_info():
+            open(f"/dev/shm/torch_{os.getpid()}_0_0", "w").close()  # as of a batch that is being made
         time.sleep(float(sys.argv[1]))
         return torch.zeros(4)
 
@@ -95,6 +97,7 @@ def test_a_script_gets_the_workers_that_it_lacks_and_is_left_alone_where_it_lack
         assert found["configurations"][0]["arguments"]["num_workers"] >= 4
         assert "num_workers=" in done.stdout
     assert not (tmp_path / "end").exists()
+    assert not [*Path("/dev/shm").glob("torch_*_0_0")]
 
 
 @IDLE
