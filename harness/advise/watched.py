@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -127,10 +128,12 @@ class Watch:
         }
         Path(self._spec["out"]).write_text(json.dumps(report))
         sys.stdout.flush()
+        with suppress(ValueError):  # not in the main thread, which is where torch raises for a killed worker
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         workers = multiprocessing.active_children()
         for worker in workers:
             worker.kill()
-            worker.join()
+            worker.join(10)  # killed, it ends unless the kernel holds it
         remove_memory(workers)
         # The rest of the training is not wanted, nor what the script does at its end.
         os._exit(0)

@@ -60,7 +60,7 @@ def test_an_epoch_is_its_first_batch_all_others_and_two_steps_with_an_interval_t
     assert once.epoch_s(FAR).low < often.epoch_s(FAR).low < often.epoch_s(FAR).high < once.epoch_s(FAR).high
     assert once.joules(FAR).value == pytest.approx(30 / 2.47 * 10.47)
     assert candidate(0.1, joules=None).joules(FAR) is None
-    assert candidate(0.035, repeats=9).error(FAR, 0.03) < 0.6 * often.error(FAR, 0.03)  # the step bounds it
+    assert candidate(0.035, repeats=9).error(FAR, 0.015) < often.error(FAR, 0.015) / 2  # the step bounds it
 
 
 def test_workers_that_make_whole_batches_bring_them_in_rounds():
