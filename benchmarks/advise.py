@@ -5,6 +5,9 @@ loader is measured with three settings or more on whole epochs, which are longer
 advised one and those within 10 % of the best are measured three times. Regret is the time of the advised choice over
 that of the best of the grid.
 
+`--kept-grid` has the advice anew, and measures only the advised choice and those near the best; the first epochs of the
+grid are those that are kept of the case.
+
 The part `all` sums up the cases that are kept. The error that an interval allows for is fitted, for the cases of each
 workload, on those of the other workloads. Peers are torch's default, a worker a processor, random search with halving
 and Optuna's TPE (`advise_tpe.py`). The searches have as many seconds as the advice's probes took, of which each trial
@@ -46,7 +49,7 @@ from bench import HERE, REPO, Line, at_least, at_most, make_parser, run
 from raw_runs import load_parts
 from rich.console import Console
 
-from harness.advise.model import PROBED, PROBED_STEP, Candidate, Findings, Place, ProbedEpoch
+from harness.advise.model import DERIVED, PROBED, PROBED_STEP, Candidate, Findings, Place, ProbedEpoch
 from harness.advise.probe import Prober
 from harness.advise.question import BOUND, Choice, Question, read_question
 from harness.config.targets import instantiate
@@ -67,7 +70,7 @@ REGIMES = {"local": (1, 2, 4), "lan_10ms": (4, 12, 32), "wan_30ms": (4, 16, 48)}
 """With the numbers of files that are read at once."""
 ONE_CORE = ("resnet50", "rnnt")
 """Also advised on with one processor, for local files."""
-BUDGET_S = 150
+BUDGET_S = 170
 NEAR = 1.1
 """Choices within this factor of the best one are measured again, `AGAIN` times; at most `MOST_NEAR` of them."""
 AGAIN = 2
@@ -121,6 +124,8 @@ class Case(NamedTuple):
     def held(self, allowed: Mapping[bool, float]) -> list[float]:
         """Return 1 for each interval that holds its epoch, else 0, by the error beside scatter, at the step and not."""
         limits = {key: Z90 * math.hypot(allowed[self.is_at_step(key)], self.noise(key)) for key in self.candidates}
+        short = [key for key, one in self.candidates.items() if one.is_short]
+        limits |= {key: Z90 * math.hypot(DERIVED, self.scatter) for key in short}
         return [float(abs(error) <= limits[key]) for key, error in self.errors().items()]
 
 
@@ -128,9 +133,13 @@ def main() -> int:
     """Measure and print; return the exit status."""
     each: list[tuple[str, str, int | None]] = [(workload, regime, None) for workload in WORKLOADS for regime in REGIMES]
     each += [(workload, "local", 1) for workload in ONE_CORE]
-    cases = {name_case(*case): partial(measure, *case) for case in each}
     spoiled = {f"spoiled, {kind}": partial(spoil, kind) for kind in SPOILERS} | {"unspoiled": partial(spoil, "")}
-    options = make_parser(__doc__, "resnet50 on local files", [*cases, *spoiled, "all"]).parse_args()
+    names = [name_case(*case) for case in each]
+    parser = make_parser(__doc__, "resnet50 on local files", [*names, *spoiled, "all"])
+    parser.add_argument("--kept-grid", action="store_true", help="measure no grid that is kept")
+    options = parser.parse_args()
+    kept = read_cases(options) if options.kept_grid else {}
+    cases = {name: partial(measure, *case, kept.get(name)) for name, case in zip(names, each, strict=True)}
     if options.quick:
         options.only = options.only or ["resnet50, local"]
     return run({**cases, **spoiled, "all": partial(sum_up, options)}, options)
@@ -141,8 +150,8 @@ def name_case(workload: str, regime: str, cores: int | None) -> str:
     return f"{workload}, {regime}" + (", 1 core" if cores else "")
 
 
-def measure(workload: str, regime: str, cores: int | None) -> Iterator[Line]:
-    """Have advice of a case, then measure its grid."""
+def measure(workload: str, regime: str, cores: int | None, kept: Case | None) -> Iterator[Line]:
+    """Have advice of a case, then measure its grid, or what is not kept of it."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-advise-") as name, restricted(cores):
         samples, overrides = WORKLOADS[workload]
         samples = samples if regime == "local" else samples * 2 // 3
@@ -151,7 +160,7 @@ def measure(workload: str, regime: str, cores: int | None) -> Iterator[Line]:
         with RunProgress(Console(stderr=True)) as progress:
             prober = Prober(question, Path(name), progress)
             found = prober.run()
-            loaders, epochs_s = measure_grid(prober, found, REGIMES[regime])
+            loaders, epochs_s = measure_grid(prober, found, REGIMES[regime], kept)
     yield judge(
         name_case(workload, regime, cores), found, epochs_s, workload=workload, loaders=loaders, samples=samples
     )
@@ -170,7 +179,7 @@ def restricted(cores: int | None) -> Iterator[None]:
 
 
 def measure_grid(
-    prober: Prober, found: Findings, readers: Sequence[int]
+    prober: Prober, found: Findings, readers: Sequence[int], kept: Case | None
 ) -> tuple[dict[str, str], dict[str, list[float]]]:
     """Return the loaders and the whole epochs, s, of probed choices and of every loader with each number of readers."""
     chosen = {one.choice: None for one in found.ranked}
@@ -182,12 +191,16 @@ def measure_grid(
         key = prober.question.spec(plain).readers
         settings = [{key: number} for number in readers] if key else [{}, {"num_threads": 1}, {"num_threads": 3}]
         chosen |= dict.fromkeys(plain.but(**setting) for setting in settings)
-    epochs_s = dict(prober.verify([*chosen], repeats=1))
-    limit_s = NEAR * min(map(median, epochs_s.values()))
-    quick = [key for key in sorted(epochs_s, key=lambda key: median(epochs_s[key])) if median(epochs_s[key]) <= limit_s]
-    kept = {advised(found), *quick[:MOST_NEAR]}
-    near = [one for one in chosen if one.key in kept]
-    for key, more in prober.verify(near, repeats=AGAIN).items():
+    if kept:
+        chosen |= {one.choice: None for one in kept.candidates.values()}
+        epochs_s, usual = {key: [seen] for key, seen in kept.seen.items()}, dict(kept.grid)
+    else:
+        epochs_s = dict(prober.verify([*chosen], repeats=1))
+        usual = {key: median(each) for key, each in epochs_s.items()}
+    limit_s = NEAR * min(usual.values())
+    quick = [key for key in sorted(usual, key=usual.__getitem__) if usual[key] <= limit_s]
+    again = {advised(found), *quick[:MOST_NEAR]}
+    for key, more in prober.verify([one for one in chosen if one.key in again], repeats=AGAIN).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]
     return {choice.key: choice.loader for choice in chosen}, epochs_s
 
@@ -283,10 +296,10 @@ def spoil(kind: str) -> Iterator[Line]:
         yield Line("no spoiler: advice given", "all", text, len(said) == len(found), raw)
 
 
-def read_cases(options: argparse.Namespace) -> list[Case]:
-    """Return the cases that are kept."""
-    first = [part["lines"][0] for part in load_parts(options.results, "advise").values() if part]
-    return [read_case(line["raw"]) for line in first if line["what"].endswith(": regret")]
+def read_cases(options: argparse.Namespace) -> dict[str, Case]:
+    """Return the cases that are kept, by name."""
+    first = {name: part["lines"][0] for name, part in load_parts(options.results, "advise").items() if part}
+    return {name: read_case(line["raw"]) for name, line in first.items() if line["what"].endswith(": regret")}
 
 
 def read_case(raw: Mapping[str, Any]) -> Case:
@@ -304,7 +317,7 @@ def read_case(raw: Mapping[str, Any]) -> Case:
 
 def sum_up(options: argparse.Namespace) -> Iterator[Line]:
     """Judge all cases that are kept."""
-    cases = read_cases(options)
+    cases = [*read_cases(options).values()]
     if not cases:
         return
     regrets = [case.regret(case.raw["advised"]) for case in cases]
@@ -367,6 +380,8 @@ def fit(cases: Iterable[Case]) -> dict[bool, float]:
     needed: dict[bool, list[float]] = {False: [], True: []}
     for case in cases:
         for key, error in case.errors().items():
+            if case.candidates[key].is_short:
+                continue
             beside = math.sqrt(max(0.0, (error / Z90) ** 2 - case.noise(key) ** 2))
             needed[case.is_at_step(key)].append(beside)
     return {is_at_step: float(np.quantile(each or [0.0], 0.9)) for is_at_step, each in needed.items()}

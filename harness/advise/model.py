@@ -27,7 +27,7 @@ PROBED: Final = 0.02
 PROBED_STEP: Final = 0.005
 """The same of a choice that is bound by the step."""
 DERIVED: Final = 0.12
-"""The same from probes with another number of readers."""
+"""The same from probes with another number of readers, or of fewer batches than there are readers."""
 _Z90: Final = 1.645
 _AT_STEP: Final = 1.1
 """A choice is bound by the step where a batch takes less than so many steps."""
@@ -150,6 +150,11 @@ class Candidate:
         return cpu_s, link_s / place.rate_bytes if place.rate_bytes else 0.0
 
     @property
+    def is_short(self) -> bool:
+        """Whether not every reader of a probe had a batch to read for."""
+        return (self.readers or 0) > min(one.batches for one in self.probes)
+
+    @property
     def rss_bytes(self) -> float:
         """Memory of the cell's processes, bytes."""
         return max(one.rss_bytes for one in self.probes)
@@ -188,8 +193,10 @@ class Candidate:
 
     def error(self, place: Place, scatter: float) -> float:
         """Return the relative error of a prediction of the usual epoch."""
+        if self.is_derived or self.is_short:
+            return DERIVED
         own = PROBED_STEP if self.limit(place) == "step" else PROBED
-        return DERIVED if self.is_derived else math.hypot(own, scatter / math.sqrt(len(self.probes)))
+        return math.hypot(own, scatter / math.sqrt(len(self.probes)))
 
     def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
         """Return the joules of an epoch; None where nothing shows power."""
@@ -257,12 +264,14 @@ def suggest_readers(candidate: Candidate, place: Place) -> list[int]:
             least = max(bound.step, bound.processors, bound.link, candidate.batch_s(place) / MOST_READERS)
             enough = min(MOST_READERS, math.ceil(now * bound.readers / least))
             wanted = [enough, round(math.sqrt(now * enough))]
-        case "processors" | "link":
-            # Workers that share processors get in each other's way.
-            wanted = [place.cores, place.cores + 1]
+        # Readers that share processors get in each other's way, and in that of the step.
+        case _ if place.rtt_s:
+            wanted = [now // 2]
+        case "step":
+            wanted = [min(place.cores, now // 2)]
         case _:
-            wanted = []
-    return [number for number in dict.fromkeys(wanted) if number != now]
+            wanted = [place.cores, place.cores + 1]
+    return [number for number in dict.fromkeys(wanted) if number not in (0, now)]
 
 
 def find_scatter(candidates: Iterable[Candidate]) -> float:
@@ -352,9 +361,11 @@ class Findings:
     def take(
         self, choice: Choice, readers: int | None, probes: Sequence[ProbedEpoch], *, whole_batches: bool = False
     ) -> None:
-        """Add valid probes of a choice that reads so many files at once."""
+        """Add valid probes of a choice that reads so many files at once; longer ones take the place of shorter ones."""
         before = self.candidates.get(choice.key)
         every = (*(before.probes if before else ()), *probes)
+        most = max(one.batches for one in every)
+        every = tuple(one for one in every if one.batches == most)
         self.candidates[choice.key] = Candidate(choice, every, readers, whole_batches)
         self.spoiled.pop(choice.key, None)
 
@@ -378,8 +389,9 @@ class Findings:
         return [one for one in dict.fromkeys(found.choice for found in ordered) if one.key not in self.candidates]
 
     def finalists(self, count: int) -> list[Choice]:
-        """Return the best choices and the one in use."""
-        found = [*self.ranked[:count], *filter(None, [self.incumbent])]
+        """Return the best choices and the one in use, the most telling first."""
+        best, *others = self.ranked[:count]
+        found = [best, *filter(None, [self.incumbent]), *others]
         return list(dict.fromkeys(one.choice for one in found))
 
     def decide(self) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,9 @@ from harness.workloads import Workload
 
 _BATCHES: Final = 16
 """Of a probe, at most."""
+_FEW: Final = 8
+"""Of a first probe of local files, or of files so large that the link takes `_LINK_S` for more."""
+_LINK_S: Final = 6.0
 _CONTENDERS: Final = 3
 """The best choices, which are probed again beside the one in use."""
 _LEAST_S: Final = 10.0
@@ -55,9 +59,7 @@ class Prober:
         samples = len(handle.samples)
         model: Workload = instantiate(workload.target, workload.params)
         self._batch, self._handle, self._pipeline = model.batch_size, handle, model.transform
-        few = min(samples, _BATCHES * self._batch)
-        size = "limit" if dataset.key == "tree" else "samples"
-        self._sized = [f"dataset.{size}={few}"] if few < samples else []
+        self._size = "dataset.limit" if dataset.key == "tree" else "dataset.samples"
         regime = experiment.regimes[question.regime]
         place = Place(
             cores=len(os.sched_getaffinity(0)),
@@ -75,6 +77,12 @@ class Prober:
             max_rss_bytes=question.options.max_rss_bytes,
             refused=question.refused,
         )
+        self._epochs, self._first = 3, _FEW
+        if place.rtt_s:
+            self._epochs = 2
+            bytes_s = place.rate_bytes or math.inf
+            affordable = _LINK_S * bytes_s * samples / int(handle.samples.sizes.sum()) / self._batch
+            self._first = max(_FEW, int(min(affordable, _BATCHES)))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
@@ -85,16 +93,18 @@ class Prober:
         began = time.monotonic()
         deadline = began + question.options.budget_s
         found.stages = self._time_stages(min(_STAGES_S, _STAGES_SHARE * question.options.budget_s))
-        self._measure([Choice(BOUND), question.incumbent, *question.others])
+        self._measure([Choice(BOUND), question.incumbent, *question.others], self._first)
         if found.place.step_s:
-            others = [*self._with_more_threads(), *found.derive(self._reader_arguments)]
-            self._measure(self._fitting(others, (deadline - time.monotonic()) / 2))
+            others = [*self._with_other_threads(), *found.derive(self._reader_arguments)]
+            self._measure(self._fitting(others, (deadline - time.monotonic()) / 2), self._first)
+        for key, one in found.candidates.items():
+            self._cell_s[key] += (_BATCHES / self._first - 1) * self._epochs * one.probes[0].epoch_s
         while found.decide() != "cannot say":
             finalists = found.finalists(_CONTENDERS)
             turn = self._fitting(finalists, deadline - time.monotonic())
-            if len(turn) < len(finalists):
+            if finalists[0] not in turn:
                 break
-            self._measure(turn)
+            self._measure(turn, _BATCHES)
         found.seconds = time.monotonic() - began
         return found
 
@@ -113,24 +123,24 @@ class Prober:
 
     def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
         """Return the seconds of valid whole epochs of some choices, measured in turns."""
-        run = self._run(choices, f"repeats={repeats}", is_whole=True)
+        run = self._run(choices, f"repeats={repeats}")
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
     def _reader_arguments(self, one: Candidate, number: int) -> dict[str, object]:
         """Return the arguments by which a candidate reads so many files at once; empty where it has none."""
-        spec = self.question.spec(one.choice)
-        if spec.readers != "read_threads":
-            return {spec.readers: number} if spec.readers else {}
-        # DALI decodes in threads of its own, for which more than there are processors are of no use.
-        return {spec.readers: number, "num_threads": min(spec.params["num_threads"], self.found.place.cores)}
+        readers = self.question.spec(one.choice).readers
+        return {readers: number} if readers else {}
 
-    def _with_more_threads(self) -> list[Choice]:
-        """Return those of the best choices that read no files, with one thread more than there are processors."""
-        number = self.found.place.cores + 1
+    def _with_other_threads(self) -> list[Choice]:
+        """Return those of the best choices that read no files, with one thread more than there are processors.
+
+        Those that have so many or more get as many as there are processors.
+        """
+        cores = self.found.place.cores
         best = [one.choice for one in self.found.ranked[:_CONTENDERS] if one.readers is None]
-        threads = {choice: self.question.spec(choice).params.get("num_threads", number) for choice in best}
-        return [choice.but(num_threads=number) for choice, now in threads.items() if now < number]
+        threads = {choice: self.question.spec(choice).params.get("num_threads") for choice in best}
+        return [choice.but(num_threads=cores + (now <= cores)) for choice, now in threads.items() if now]
 
     def _fitting(self, choices: Iterable[Choice], left_s: float) -> list[Choice]:
         """Return the first choices that fit into some time."""
@@ -144,12 +154,13 @@ class Prober:
                 chosen.append(choice)
         return chosen
 
-    def _measure(self, choices: Sequence[Choice]) -> None:
-        """Probe choices once, and take what their valid rows say."""
+    def _measure(self, choices: Sequence[Choice], batches: int) -> None:
+        """Probe choices once, in epochs of so many batches, and take what their valid rows say."""
         if not choices:
             return
         began = time.monotonic()
-        run = self._run(choices)
+        few = [f"{self._size}={batches * self._batch}"] if batches * self._batch < len(self._handle.samples) else []
+        run = self._run(choices, *few, f"epochs={self._epochs}")
         rows = {(row.cell_id, row.epoch): row for row in read_rows(run.epochs_parquet, EpochRow)}
         valid = {(row.cell_id, row.epoch) for row in select_settled(rows.values()) if row.is_valid}
         metrics = {(m.cell_id, m.epoch): m for m in read_rows(run.metrics_parquet, EpochMetrics)}
@@ -182,10 +193,9 @@ class Prober:
             found = spec.params["num_threads"]
         return found if isinstance(found, int) else None
 
-    def _run(self, choices: Sequence[Choice], *more: str, is_whole: bool = False) -> RunFolder:
+    def _run(self, choices: Sequence[Choice], *more: str) -> RunFolder:
         results = self._folder / "probes"
-        sized = [] if is_whole else [*self._sized, f"epochs={2 if self.found.place.rtt_s else 3}"]
-        cfg, experiment = self.question.compose(choices, *sized, f"results_dir={quote_value(str(results))}", *more)
+        cfg, experiment = self.question.compose(choices, *more, f"results_dir={quote_value(str(results))}")
         folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)
         return RunFolder(folder)
 

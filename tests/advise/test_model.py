@@ -48,9 +48,12 @@ def test_round_trips_are_divided_by_the_files_that_are_read_at_once_until_someth
     assert suggest_readers(candidate(3.5), FAR)[0] == MOST_READERS
 
 
-def test_where_processors_are_used_up_more_readers_are_not_tried_and_at_the_step_none_is():
+def test_where_processors_or_the_step_are_used_up_fewer_readers_are_tried():
     assert suggest_readers(candidate(0.1, cpu_s=0.19, readers=8), NEAR) == [2, 3]
-    assert suggest_readers(candidate(0.035), NEAR) == []
+    assert suggest_readers(candidate(0.035, readers=8), NEAR) == [2]
+    assert suggest_readers(candidate(0.035, readers=8), replace(NEAR, cores=16)) == [4]
+    assert suggest_readers(candidate(0.035, readers=16), FAR) == [8]
+    assert suggest_readers(candidate(0.035, readers=1), NEAR) == []
     assert suggest_readers(candidate(0.3, readers=None), FAR) == []
 
 
