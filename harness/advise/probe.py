@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +30,10 @@ from harness.workloads import Workload
 _BATCHES: Final = 16
 """Of a probe, at most."""
 _FEW: Final = 8
-"""Of a first probe of local files, or of files so large that the link takes `_LINK_S` for more."""
-_LINK_S: Final = 6.0
+"""Of a first probe of local files, or of files so large that more take two readers longer than `_PAIR_S`."""
+_PAIR_S: Final = 12.0
+_TRIP_BYTES: Final = 2**20
+"""What a reader gets of a file in a round trip."""
 _CONTENDERS: Final = 3
 """The best choices, which are probed again beside the one in use."""
 _LEAST_S: Final = 10.0
@@ -79,10 +80,8 @@ class Prober:
         )
         self._epochs, self._first = 3, _FEW
         if place.rtt_s:
-            self._epochs = 2
-            bytes_s = place.rate_bytes or math.inf
-            affordable = _LINK_S * bytes_s * samples / int(handle.samples.sizes.sum()) / self._batch
-            self._first = max(_FEW, int(min(affordable, _BATCHES)))
+            batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
+            self._epochs, self._first = 2, max(_FEW, min(int(_PAIR_S / batch_s), _BATCHES))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
