@@ -31,8 +31,8 @@ _BATCHES: Final = 16
 """Of a probe, at most."""
 _FEW: Final = 8
 """Of a first probe of local files, or of files so large that more take two readers longer than `_PAIR_S`."""
-_PAIR_S: Final = 12.0
-_TRIP_BYTES: Final = 2**20
+_PAIR_S: Final = 8.0
+_TRIP_BYTES: Final = 2**17
 """What a reader gets of a file in a round trip."""
 _CONTENDERS: Final = 3
 """The best choices, which are probed again beside the one in use."""
