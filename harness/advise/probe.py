@@ -30,8 +30,10 @@ from harness.workloads import Workload
 _BATCHES: Final = 16
 """Of a probe, at most."""
 _FEW: Final = 8
-"""Of a first probe of local files, or of files so large that more take two readers longer than `_PAIR_S`."""
-_PAIR_S: Final = 8.0
+"""Of a first probe of local files."""
+_PAIR_S: Final = 7.0
+"""What a first probe of far files may take two readers, unless that is fewer batches than `_LEAST`."""
+_LEAST: Final = 4
 _TRIP_BYTES: Final = 2**17
 """What a reader gets of a file in a round trip."""
 _CONTENDERS: Final = 3
@@ -81,7 +83,7 @@ class Prober:
         self._epochs, self._first = 3, _FEW
         if place.rtt_s:
             batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
-            self._epochs, self._first = 2, max(_FEW, min(int(_PAIR_S / batch_s), _BATCHES))
+            self._epochs, self._first = 2, max(_LEAST, min(int(_PAIR_S / batch_s), _BATCHES))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
