@@ -274,20 +274,6 @@ def suggest_readers(candidate: Candidate, place: Place) -> list[int]:
     return [number for number in dict.fromkeys(wanted) if number not in (0, now)]
 
 
-def find_scatter(candidates: Iterable[Candidate]) -> float:
-    """Return the relative deviation of one probe from the next, from those that were repeated."""
-    squares = [
-        (math.log(one.epoch_s) - fmean(math.log(each.epoch_s) for each in found.probes)) ** 2
-        * len(found.probes)
-        / (len(found.probes) - 1)
-        for found in candidates
-        if len(found.probes) > 1
-        for one in found.probes
-    ]
-    # Few repeats say little: the usual scatter counts as four of them.
-    return math.sqrt((sum(squares) + 4 * SCATTER**2) / (len(squares) + 4))
-
-
 def rank(
     candidates: Iterable[Candidate], place: Place, objective: Objective, max_rss_bytes: float | None
 ) -> list[Candidate]:
@@ -345,8 +331,12 @@ class Findings:
 
     @property
     def scatter(self) -> float:
-        """Relative deviation of one probe from the next."""
-        return find_scatter(self.candidates.values())
+        """Relative deviation of one probe from the next, of those that were repeated and the usual one."""
+        squares = list[float]()
+        for logs in ([math.log(one.epoch_s) for one in found.probes] for found in self.candidates.values()):
+            squares += [(each - fmean(logs)) ** 2 * len(logs) / (len(logs) - 1) for each in logs if len(logs) > 1]
+        # Few repeats say little: the usual scatter counts as four of them.
+        return math.sqrt((sum(squares) + 4 * SCATTER**2) / (len(squares) + 4))
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -369,19 +359,18 @@ class Findings:
         self.candidates[choice.key] = Candidate(choice, every, readers, whole_batches)
         self.spoiled.pop(choice.key, None)
 
-    def derive(self, reader_arguments: Callable[[Candidate, int], Mapping[str, object]]) -> list[Choice]:
+    def derive(self, readers_key: Callable[[Choice], str]) -> list[Choice]:
         """Return choices with other numbers of readers that may be better than all that were probed, best first.
 
-        `reader_arguments` returns the arguments by which a candidate reads so many files at once; empty for none.
+        `readers_key` returns the argument by which a choice takes its number of readers.
         """
         if not self.ranked:
             return []
         best = self.ranked[0].score(self.place, self.objective).high
         derived = [
-            one.with_readers(one.choice.but(**given), number, self.place)
+            one.with_readers(one.choice.but(**{readers_key(one.choice): number}), number, self.place)
             for one in self.candidates.values()
             for number in suggest_readers(one, self.place)
-            if (given := reader_arguments(one, number))
         ]
         promising = [one for one in derived if one.score(self.place, self.objective).low < best]
         ordered = rank(promising, self.place, self.objective, None)

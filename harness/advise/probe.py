@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
+from harness.advise.model import Findings, Place, ProbedEpoch
 from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question
 from harness.config.targets import instantiate
 from harness.config.validation import quote_value
@@ -32,8 +32,8 @@ _BATCHES: Final = 16
 _FEW: Final = 8
 """Of a first probe of local files."""
 _PAIR_S: Final = 7.0
-"""What a first probe of far files may take two readers, unless that is fewer batches than `_LEAST`."""
-_LEAST: Final = 4
+"""What a first probe of far files may take two readers, unless that is fewer batches than `_FEWEST`."""
+_FEWEST: Final = 4
 _TRIP_BYTES: Final = 2**17
 """What a reader gets of a file in a round trip."""
 _CONTENDERS: Final = 3
@@ -83,7 +83,7 @@ class Prober:
         self._epochs, self._first = 3, _FEW
         if place.rtt_s:
             batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
-            self._epochs, self._first = 2, max(_LEAST, min(int(_PAIR_S / batch_s), _BATCHES))
+            self._epochs, self._first = 2, max(_FEWEST, min(int(_PAIR_S / batch_s), _BATCHES))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
@@ -96,7 +96,7 @@ class Prober:
         found.stages = self._time_stages(min(_STAGES_S, _STAGES_SHARE * question.options.budget_s))
         self._measure([Choice(BOUND), question.incumbent, *question.others], self._first)
         if found.place.step_s:
-            others = [*self._with_other_threads(), *found.derive(self._reader_arguments)]
+            others = [*self._with_other_threads(), *found.derive(lambda choice: str(question.spec(choice).readers))]
             self._measure(self._fitting(others, (deadline - time.monotonic()) / 2), self._first)
         for key, one in found.candidates.items():
             self._cell_s[key] += (_BATCHES / self._first - 1) * self._epochs * one.probes[0].epoch_s
@@ -127,11 +127,6 @@ class Prober:
         run = self._run(choices, f"repeats={repeats}")
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
-
-    def _reader_arguments(self, one: Candidate, number: int) -> dict[str, object]:
-        """Return the arguments by which a candidate reads so many files at once; empty where it has none."""
-        readers = self.question.spec(one.choice).readers
-        return {readers: number} if readers else {}
 
     def _with_other_threads(self) -> list[Choice]:
         """Return those of the best choices that read no files, with one thread more than there are processors.

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 import energymon
-from harness.advise.model import Candidate, Findings, Place, ProbedEpoch
+from harness.advise.model import Findings, Place, ProbedEpoch
 from harness.advise.question import AdviseOptions, Choice, write_arguments
 from harness.diagnose.diagnosis import Stage
 from harness.errors import CellError, ConfigError
@@ -82,7 +82,7 @@ class ScriptProber:
             deadline = began + self._options.budget_s
             # What a second round suggests follows from the first one's probes.
             for _ in range(2):
-                for choice in found.derive(_workers):
+                for choice in found.derive(lambda _: "num_workers"):
                     self._probe(found, choice, folder, agent, deadline)
             while found.decide() != "cannot say":
                 left = [self._probe(found, one, folder, agent, deadline) for one in found.finalists(_CONTENDERS)]
@@ -157,7 +157,3 @@ class ScriptProber:
             is_estimate=seen["is_estimate"],
         )
         found.take(choice, max(1, int(str(choice.arguments["num_workers"]))), [probe])
-
-
-def _workers(_: Candidate, number: int) -> dict[str, object]:
-    return {"num_workers": number}

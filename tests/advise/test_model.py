@@ -123,15 +123,14 @@ def test_a_loader_that_needs_more_memory_than_there_may_be_is_changed():
 
 def test_only_what_may_be_better_than_the_best_is_derived():
     slow, best = candidate(0.35), candidate(0.05, choice=Choice("streaming"), readers=None)
-    derived = findings(slow, best).derive(lambda _, number: {"num_workers": number})
+    derived = findings(slow, best).derive(lambda _: "num_workers")
     assert [one.arguments["num_workers"] for one in derived] == [40]
-    assert findings(slow, best).derive(lambda _, number: {}) == []
 
 
 def test_a_choice_that_follows_from_two_candidates_is_derived_once():
     four = candidate(0.1, cpu_s=0.19)
     two = candidate(0.1, cpu_s=0.19, readers=2, choice=Choice("pytorch", {"num_workers": 2}))
-    (derived,) = findings(four, two, place=NEAR).derive(lambda _, number: {"num_workers": number})
+    (derived,) = findings(four, two, place=NEAR).derive(lambda _: "num_workers")
     assert derived.arguments == {"num_workers": 3}
 
 
