@@ -5,14 +5,15 @@ loader is measured with three settings or more on whole epochs, which are longer
 advised one and those within 10 % of the best are measured three times. Regret is the time of the advised choice over
 that of the best of the grid.
 
-`--kept-grid` has the advice anew, and measures only the advised choice and those near the best; the first epochs of the
+`--kept-grid` has new advice, and measures only the advised choice and those near the best; the first epochs of the
 grid are those that are kept of the case.
 
-The part `all` sums up the cases that are kept. The error that an interval allows for is fitted, for the cases of each
-workload, on those of the other workloads. Peers are torch's default, a worker a processor, random search with halving
-and Optuna's TPE (`advise_tpe.py`). The searches have as many seconds as the advice's probes took, of which each trial
-takes an epoch of the grid, and shows that epoch with the scatter of probes. A choice that was measured again is judged
-by its later epochs, which no search has seen: the shortest of many first epochs was lucky.
+The part `all` sums up the cases that are kept, with the advice that follows from their probes. The error that an
+interval allows for is fitted, for the cases of each workload, on those of the other workloads. Peers are torch's
+default, a worker a processor, random search with halving and Optuna's TPE (`advise_tpe.py`). The searches have as many
+seconds as the advice's probes took, of which each trial takes an epoch of the grid, and shows that epoch with the
+scatter of probes. A choice that was measured again is judged by its later epochs, which no search has seen: the
+shortest of many first epochs was lucky.
 
 The parts `spoiled` have short advice of each workload while other programs use the processors (hog), while a quota
 stops the advice's own (throttle), and while another process holds the files in memory (warm cache). No probe may count,
@@ -70,6 +71,8 @@ REGIMES = {"local": (1, 2, 4), "lan_10ms": (4, 12, 32), "wan_30ms": (4, 16, 48)}
 """With the numbers of files that are read at once."""
 ONE_CORE = ("resnet50", "rnnt")
 """Also advised on with one processor, for local files."""
+IN_USE = "pytorch_num_workers_2"
+"""The choice that the user has."""
 BUDGET_S = 170
 NEAR = 1.1
 """Choices within this factor of the best one are measured again, `AGAIN` times; at most `MOST_NEAR` of them."""
@@ -113,6 +116,12 @@ class Case(NamedTuple):
         known = [key for key in self.candidates if key in self.grid]
         return {key: math.log(self.candidates[key].epoch_s(self.place).value / self.grid[key]) for key in known}
 
+    def found(self) -> Findings:
+        """Return what follows from the probes that are kept."""
+        own = self.candidates[IN_USE].choice
+        kept: Mapping[str, Any] = {"place": self.place, "candidates": dict(self.candidates), "objective": "time"}
+        return Findings(subject=self.workload, in_use=own, command="", paste=lambda _: [], **kept)
+
     def is_at_step(self, key: str) -> bool:
         """Whether a choice is bound by the step."""
         return self.candidates[key].limit(self.place) == "step"
@@ -123,10 +132,13 @@ class Case(NamedTuple):
 
     def held(self, allowed: Mapping[bool, float]) -> list[float]:
         """Return 1 for each interval that holds its epoch, else 0, by the error beside scatter, at the step and not."""
-        limits = {key: Z90 * math.hypot(allowed[self.is_at_step(key)], self.noise(key)) for key in self.candidates}
-        short = [key for key, one in self.candidates.items() if one.is_short]
-        limits |= {key: Z90 * math.hypot(DERIVED, self.scatter) for key in short}
-        return [float(abs(error) <= limits[key]) for key, error in self.errors().items()]
+        held = []
+        for key, error in self.errors().items():
+            one = self.candidates[key]
+            beside = math.hypot(one.shortness * allowed[self.is_at_step(key)], self.noise(key))
+            limit = Z90 * (math.hypot(DERIVED, self.scatter) if one.is_short else beside)
+            held.append(float(abs(error) <= limit))
+        return held
 
 
 def main() -> int:
@@ -151,7 +163,7 @@ def name_case(workload: str, regime: str, cores: int | None) -> str:
 
 
 def measure(workload: str, regime: str, cores: int | None, kept: Case | None) -> Iterator[Line]:
-    """Have advice of a case, then measure its grid, or what is not kept of it."""
+    """Have advice of a case, then measure its grid, or of a kept one the choices near the best."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-advise-") as name, restricted(cores):
         samples, overrides = WORKLOADS[workload]
         samples = samples if regime == "local" else samples * 2 // 3
@@ -320,7 +332,8 @@ def sum_up(options: argparse.Namespace) -> Iterator[Line]:
     cases = [*read_cases(options).values()]
     if not cases:
         return
-    regrets = [case.regret(case.raw["advised"]) for case in cases]
+    keys = [advised(case.found()) for case in cases]
+    regrets = [case.regret(key) for case, key in zip(cases, keys, strict=True)]
     yield at_most("regret, median", 0.02, median(regrets), f"{median(regrets):.1%} of {len(regrets)} cases", ".0%")
     yield of_most("regret, 95 % of cases", 0.08, regrets)
     errors = [abs(math.expm1(error)) for case in cases for error in case.errors().values()]
@@ -328,7 +341,7 @@ def sum_up(options: argparse.Namespace) -> Iterator[Line]:
     yield at_most("error of a predicted epoch, median", 0.07, median(errors), text, ".0%")
     yield of_most("error of a predicted epoch, 95 %", 0.20, errors)
     yield from judge_intervals(cases)
-    own = max(case.raw["own"] for case in cases)
+    own = max(case.grid[key] / case.grid[IN_USE] - 1 for case, key in zip(cases, keys, strict=True))
     yield at_most("over the loader in use, worst case", 0.02, own, f"{own:+.1%}", ".0%")
     for peer, found in peers(cases).items():
         beaten = [regret - other for regret, other in zip(regrets, found, strict=True) if other is not None]
@@ -383,7 +396,7 @@ def fit(cases: Iterable[Case]) -> dict[bool, float]:
             if case.candidates[key].is_short:
                 continue
             beside = math.sqrt(max(0.0, (error / Z90) ** 2 - case.noise(key) ** 2))
-            needed[case.is_at_step(key)].append(beside)
+            needed[case.is_at_step(key)].append(beside / case.candidates[key].shortness)
     return {is_at_step: float(np.quantile(each or [0.0], 0.9)) for is_at_step, each in needed.items()}
 
 

@@ -23,9 +23,11 @@ Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
 SCATTER: Final = 0.03
 """Relative deviation of one probe from the next, where too few were repeated to know."""
 PROBED: Final = 0.02
-"""Relative error of an epoch that is predicted from probes of the same choice, beside their scatter."""
+"""Relative error of an epoch that is predicted from `FULL` batches of the same choice, beside the probes' scatter."""
 PROBED_STEP: Final = 0.005
 """The same of a choice that is bound by the step."""
+FULL: Final = 16
+"""Probes of half as many batches are four times as far off: their start and their end weigh more, and say less."""
 DERIVED: Final = 0.12
 """The same from probes with another number of readers, or of fewer batches than there are readers."""
 _Z90: Final = 1.645
@@ -117,6 +119,10 @@ class Candidate:
         first_s, batches = (median(getattr(one, name) for one in self.probes) for name in ("first_s", "batches"))
         epoch_s = median(one.epoch_s for one in self.probes)
         readers = self.probed_readers or self.readers or 1
+        if self.is_short:
+            # Readers that have nothing to read leave more to the others: what all share is taken to be the limit.
+            last_s = place.step_s * (_last_steps(batches, readers) if self.whole_batches else 2)
+            return max(place.step_s, (epoch_s - last_s) / batches), last_s, False
         is_apart = not self.whole_batches or batches >= _ROUNDS * readers
         if is_apart and epoch_s - first_s <= _AT_STEP * place.step_s * batches:
             return (epoch_s - first_s) / batches, first_s, False
@@ -152,7 +158,12 @@ class Candidate:
     @property
     def is_short(self) -> bool:
         """Whether not every reader of a probe had a batch to read for."""
-        return (self.readers or 0) > min(one.batches for one in self.probes)
+        return (self.probed_readers or self.readers or 0) > self.probes[0].batches
+
+    @property
+    def shortness(self) -> float:
+        """By how much a prediction is farther off than one from probes of `FULL` batches."""
+        return max(1.0, FULL / self.probes[0].batches) ** 2
 
     @property
     def rss_bytes(self) -> float:
@@ -195,7 +206,7 @@ class Candidate:
         """Return the relative error of a prediction of the usual epoch."""
         if self.is_derived or self.is_short:
             return DERIVED
-        own = PROBED_STEP if self.limit(place) == "step" else PROBED
+        own = self.shortness * (PROBED_STEP if self.limit(place) == "step" else PROBED)
         return math.hypot(own, scatter / math.sqrt(len(self.probes)))
 
     def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
@@ -275,10 +286,10 @@ def suggest_readers(candidate: Candidate, place: Place) -> list[int]:
 
 
 def rank(
-    candidates: Iterable[Candidate], place: Place, objective: Objective, max_rss_bytes: float | None
+    candidates: Iterable[Candidate], place: Place, objective: Objective, max_rss_gb: float | None
 ) -> list[Candidate]:
     """Return the candidates that fit into memory, the best first."""
-    fitting = [one for one in candidates if max_rss_bytes is None or one.rss_bytes <= max_rss_bytes]
+    fitting = [one for one in candidates if max_rss_gb is None or one.rss_bytes <= 1e9 * max_rss_gb]
     return sorted(fitting, key=lambda one: one.score(place, objective).value)
 
 
@@ -315,7 +326,7 @@ class Findings:
     command: str
     paste: Callable[[Choice], Sequence[str]]
     """Returns the lines by which a choice is taken."""
-    max_rss_bytes: float | None = None
+    max_rss_gb: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     """Loaders that cannot be used here, and why."""
     candidates: dict[str, Candidate] = field(default_factory=dict)
@@ -341,7 +352,7 @@ class Findings:
     @property
     def ranked(self) -> list[Candidate]:
         """The probed choices, the best first."""
-        return rank(self.candidates.values(), self.place, self.objective, self.max_rss_bytes)
+        return rank(self.candidates.values(), self.place, self.objective, self.max_rss_gb)
 
     @property
     def incumbent(self) -> Candidate | None:

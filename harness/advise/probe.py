@@ -77,7 +77,7 @@ class Prober:
             objective=question.options.objective,
             command=question.command,
             paste=question.paste,
-            max_rss_bytes=question.options.max_rss_bytes,
+            max_rss_gb=question.options.max_rss_gb,
             refused=question.refused,
         )
         self._epochs, self._first = 3, _FEW

@@ -53,11 +53,6 @@ class AdviseOptions(Section):
         default=None, description="a list of loaders, such as [pytorch,dali]"
     )
 
-    @property
-    def max_rss_bytes(self) -> float | None:
-        """The limit of memory, bytes; None without one."""
-        return None if self.max_rss_gb is None else self.max_rss_gb * 1e9
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:

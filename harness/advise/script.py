@@ -75,7 +75,7 @@ class ScriptProber:
                 paste=lambda choice: [
                     f"torch.utils.data.DataLoader(...{write_arguments({**choice.arguments, **_BESIDE})})"
                 ],
-                max_rss_bytes=self._options.max_rss_bytes,
+                max_rss_gb=self._options.max_rss_gb,
             )
             found.stages = tuple(Stage(_STAGES[kind], kind, s, None, None) for kind, s in first["stages"].items())
             self._take(found, own, first)

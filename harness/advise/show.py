@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from harness.advise.model import Candidate, Decision, Findings, Limit, Place, what_would_change
+from harness.advise.model import Candidate, Decision, Findings, Limit, what_would_change
 from harness.advise.question import BOUND
 from harness.diagnose.figure import draw_stages
 from harness.diagnose.verdict import find_slowest, format_ms, make_cheaper, name_shares
@@ -31,8 +31,7 @@ _LIMITS: Final[Mapping[Limit, str]] = {
 
 def print_advice(found: Findings, outcome: Decision, console: Console) -> None:
     """Print head-room, the best configurations, what to change, and what would change the answer."""
-    for line in _head(found):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(_head(found)), highlight=False, markup=False, soft_wrap=True)
     if found.ranked:
         console.print()
         print_table(_table(found), console)
@@ -40,8 +39,7 @@ def print_advice(found: Findings, outcome: Decision, console: Console) -> None:
     style = {"change": "bold green", "leave it": "bold", "cannot say": "bold yellow"}[outcome]
     first, *rest = _answer(found, outcome)
     console.print(first, style=style, highlight=False, markup=False, soft_wrap=True)
-    for line in rest:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(rest), highlight=False, markup=False, soft_wrap=True)
 
 
 def to_json(found: Findings, outcome: Decision) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def _table(found: Findings) -> Table:
     rows: list[list[TableCell | str]] = []
     for one in shown:
         time_s, energy = one.epoch_s(found.place, found.scatter), one.joules(found.place, found.scatter)
-        name = spell(one.choice.loader)
+        name, limit = spell(one.choice.loader), one.limit(found.place)
         rows.append(
             [
                 TableCell(f"{name} (in use)" if one == incumbent else name, "strong"),
@@ -110,7 +108,7 @@ def _table(found: Findings) -> Table:
                 f"{significant(time_s.value)} s",
                 f"{significant(time_s.low)} to {significant(time_s.high)}",
                 UNKNOWN if energy is None else joules(energy.value) + " (estimate)" * _is_estimate(one),
-                _name_limit(one, found.place),
+                "waiting for data" if limit == "readers" and one.readers is None else _LIMITS[limit],
                 megabytes(one.rss_bytes),
             ]
         )
@@ -123,13 +121,7 @@ def _table(found: Findings) -> Table:
         TableColumn("limited by", left=True),
         TableColumn("memory", optional=1),
     ]
-    note = f"predicted for an epoch of {found.place.batches} batches from shorter ones"
-    return Table(heads, rows, [note])
-
-
-def _name_limit(one: Candidate, place: Place) -> str:
-    limit = one.limit(place)
-    return "waiting for data" if limit == "readers" and one.readers is None else _LIMITS[limit]
+    return Table(heads, rows, [f"predicted for an epoch of {found.place.batches} batches from shorter ones"])
 
 
 def _is_estimate(one: Candidate) -> bool:

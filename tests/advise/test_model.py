@@ -100,7 +100,7 @@ def test_the_best_choice_is_that_of_the_objective_and_of_the_memory():
     frugal = candidate(0.12, choice=Choice("spdl"), joules=20.0)
     assert findings(quick, frugal).ranked == [quick, frugal]
     assert findings(quick, frugal, objective="joules").ranked == [frugal, quick]
-    assert findings(quick, frugal, max_rss_bytes=2e9).ranked == [frugal]
+    assert findings(quick, frugal, max_rss_gb=2).ranked == [frugal]
 
 
 def test_a_gain_that_chance_explains_is_none_and_without_a_probe_of_the_loader_in_use_nothing_is_said():
@@ -118,7 +118,7 @@ def test_a_gain_that_chance_explains_is_none_and_without_a_probe_of_the_loader_i
 
 def test_a_loader_that_needs_more_memory_than_there_may_be_is_changed():
     fits = candidate(0.3, choice=Choice("dali"))
-    assert findings(candidate(0.2, rss=4e9), fits, max_rss_bytes=2e9).decide() == "change"
+    assert findings(candidate(0.2, rss=4e9), fits, max_rss_gb=2).decide() == "change"
 
 
 def test_only_what_may_be_better_than_the_best_is_derived():
