@@ -78,6 +78,8 @@ def test_workers_that_make_whole_batches_bring_them_in_rounds():
     assert busy.epoch_s(FAR).value == pytest.approx(10.0 + 25 * FAR.step_s)
     more = found.with_readers(Choice("pytorch"), 20, FAR)
     assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100 + 21 * FAR.step_s)  # whole rounds
+    short = replace(found, probes=(replace(probe, batches=8, epoch_s=2.0 + 9 * FAR.step_s),))  # of half the workers
+    assert short.epoch_s(FAR).value == pytest.approx(2.0 / 8 * 100 + 9 * FAR.step_s)
 
 
 def test_the_start_of_an_epoch_of_busy_workers_is_none_of_its_batches():
