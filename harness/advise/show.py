@@ -188,9 +188,10 @@ def draw(found: Findings) -> Figure:
         y, low, high = (0.0, 0.0, 0.0) if energy is None else energy
         axes.plot([time_s.low, time_s.high], [y, y], color=FAINT, linewidth=1)
         axes.plot([time_s.value] * 2, [low, high], color=FAINT, linewidth=1)
-        marker = "D" if one == found.incumbent else "o"
+        # Neighbours in rank are often neighbours here.
+        marker, offset = "D" if one == found.incumbent else "o", (5, 4 if number % 2 else -11)
         axes.plot(time_s.value, y, marker, color=choose_colour(one.choice.loader), zorder=3)
-        write_note(axes, str(number), (time_s.value, y), (5, 4), coordinates="data", fontsize=8, color=INK)
+        write_note(axes, str(number), (time_s.value, y), offset, coordinates="data", fontsize=8, color=INK)
     front = [
         (time_s.value, energy.value)
         for _, time_s, energy in points
@@ -201,8 +202,7 @@ def draw(found: Findings) -> Figure:
         axes.step(*zip(*sorted(front), strict=True), where="post", color=FAINT, zorder=1)
     bound = place.step_s * place.batches
     axes.axvline(bound, color=MUTED, linewidth=1, linestyle=(0, (3, 3)))
-    at: tuple[str, str] = ("data", "axes fraction")
-    text = "training without loading"
+    at, text = ("data", "axes fraction"), "training without loading"
     write_note(
         axes, text, (bound, 1), (-3, -3), coordinates=at, fontsize=8, color=MUTED, rotation=90, ha="right", va="top"
     )
