@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from harness.advise.question import Choice, Objective
@@ -27,7 +27,7 @@ PROBED: Final = 0.02
 PROBED_STEP: Final = 0.005
 """The same of a choice that is bound by the step."""
 FULL: Final = 16
-"""Probes of half as many batches are four times as far off: their start and their end weigh more, and say less."""
+"""Batches of a long probe. Half as many are four times as far off: their start and their end weigh more."""
 DERIVED: Final = 0.12
 """The same from probes with another number of readers, or of fewer batches than there are readers."""
 _Z90: Final = 1.645
@@ -157,13 +157,15 @@ class Candidate:
 
     @property
     def is_short(self) -> bool:
-        """Whether not every reader of a probe had a batch to read for."""
-        return (self.probed_readers or self.readers or 0) > self.probes[0].batches
+        """Whether a probe had fewer batches than readers; one amid an epoch (no `first_s`) is never short."""
+        probe = self.probes[0]
+        return probe.first_s > 0 and (self.probed_readers or self.readers or 0) > probe.batches
 
     @property
     def shortness(self) -> float:
-        """By how much a prediction is farther off than one from probes of `FULL` batches."""
-        return max(1.0, FULL / self.probes[0].batches) ** 2
+        """By how much a prediction is farther off than one from `FULL` batches, or from batches amid an epoch."""
+        probe = self.probes[0]
+        return max(1.0, FULL / probe.batches) ** 2 if probe.first_s else 1.0
 
     @property
     def rss_bytes(self) -> float:
@@ -343,11 +345,11 @@ class Findings:
     @property
     def scatter(self) -> float:
         """Relative deviation of one probe from the next, of those that were repeated and the usual one."""
-        squares = list[float]()
-        for logs in ([math.log(one.epoch_s) for one in found.probes] for found in self.candidates.values()):
-            squares += [(each - fmean(logs)) ** 2 * len(logs) / (len(logs) - 1) for each in logs if len(logs) > 1]
+        logs = [[math.log(probe.epoch_s) for probe in one.probes] for one in self.candidates.values()]
+        repeated = [each for each in logs if len(each) > 1]
+        squares = sum(len(each) * variance(each) for each in repeated)
         # Few repeats say little: the usual scatter counts as four of them.
-        return math.sqrt((sum(squares) + 4 * SCATTER**2) / (len(squares) + 4))
+        return math.sqrt((squares + 4 * SCATTER**2) / (sum(map(len, repeated)) + 4))
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -362,11 +364,11 @@ class Findings:
     def take(
         self, choice: Choice, readers: int | None, probes: Sequence[ProbedEpoch], *, whole_batches: bool = False
     ) -> None:
-        """Add valid probes of a choice that reads so many files at once; longer ones take the place of shorter ones."""
+        """Add valid probes of a choice that reads so many files at once; one of twice the batches replaces another."""
         before = self.candidates.get(choice.key)
         every = (*(before.probes if before else ()), *probes)
         most = max(one.batches for one in every)
-        every = tuple(one for one in every if one.batches == most)
+        every = tuple(one for one in every if 2 * one.batches > most)
         self.candidates[choice.key] = Candidate(choice, every, readers, whole_batches)
         self.spoiled.pop(choice.key, None)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from harness.advise.model import Findings, Place, ProbedEpoch
+from harness.advise.model import FULL, Findings, Place, ProbedEpoch
 from harness.advise.question import BOUND, WHOLE_BATCHES, Choice, Question
 from harness.config.targets import instantiate
 from harness.config.validation import quote_value
@@ -27,10 +27,8 @@ from harness.run.driver import measure
 from harness.run.progress import RunProgress
 from harness.workloads import Workload
 
-_BATCHES: Final = 16
-"""Of a probe, at most."""
 _FEW: Final = 8
-"""Of a first probe of local files."""
+"""Batches of a first probe of local files; those of contenders have `FULL`."""
 _PAIR_S: Final = 7.0
 """What a first probe of far files may take two readers, unless that is fewer batches than `_FEWEST`."""
 _FEWEST: Final = 4
@@ -83,7 +81,7 @@ class Prober:
         self._epochs, self._first = 3, _FEW
         if place.rtt_s:
             batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
-            self._epochs, self._first = 2, max(_FEWEST, min(int(_PAIR_S / batch_s), _BATCHES))
+            self._epochs, self._first = 2, max(_FEWEST, min(int(_PAIR_S / batch_s), FULL))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
@@ -99,13 +97,13 @@ class Prober:
             others = [*self._with_other_threads(), *found.derive(lambda choice: str(question.spec(choice).readers))]
             self._measure(self._fitting(others, (deadline - time.monotonic()) / 2), self._first)
         for key, one in found.candidates.items():
-            self._cell_s[key] += (_BATCHES / self._first - 1) * self._epochs * one.probes[0].epoch_s
+            self._cell_s[key] += (FULL / self._first - 1) * self._epochs * one.probes[0].epoch_s
         while found.decide() != "cannot say":
             finalists = found.finalists(_CONTENDERS)
             turn = self._fitting(finalists, deadline - time.monotonic())
             if finalists[0] not in turn:
                 break
-            self._measure(turn, _BATCHES)
+            self._measure(turn, FULL)
         found.seconds = time.monotonic() - began
         return found
 

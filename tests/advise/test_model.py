@@ -17,17 +17,10 @@ def candidate(batch_s, *, choice=None, readers=4, cpu_s=0.01, repeats=1, joules=
     return Candidate(choice or Choice("pytorch"), (probe,) * repeats, readers)
 
 
-def findings(*candidates, in_use="pytorch", place=FAR, objective="time", **more):
-    return Findings(
-        subject="a model",
-        in_use=Choice(in_use),
-        place=place,
-        objective=objective,
-        command="",
-        paste=lambda choice: [choice.key],
-        candidates={one.choice.key: one for one in candidates},
-        **more,
-    )
+def findings(*candidates, in_use="pytorch", **more):
+    given = {"subject": "a model", "command": "", "objective": "time", "place": FAR} | more
+    by_key = {one.choice.key: one for one in candidates}
+    return Findings(in_use=Choice(in_use), paste=lambda choice: [choice.key], candidates=by_key, **given)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +73,12 @@ def test_workers_that_make_whole_batches_bring_them_in_rounds():
     assert more.epoch_s(FAR).value == pytest.approx(2.0 / 26 * 16 / 20 * 100 + 21 * FAR.step_s)  # whole rounds
     short = replace(found, probes=(replace(probe, batches=8, epoch_s=2.0 + 9 * FAR.step_s),))  # of half the workers
     assert short.epoch_s(FAR).value == pytest.approx(2.0 / 8 * 100 + 9 * FAR.step_s)
+    amid, kept = replace(probe, batches=11, first_s=0.0), findings()
+    for one in (replace(probe, batches=5), amid, replace(amid, batches=12)):
+        kept.take(Choice("pytorch"), 16, [one])
+    assert [one.batches for one in kept.incumbent.probes] == [11, 12]  # as of scripts, which end by time
+    assert kept.incumbent.shortness == 1.0 < short.shortness
+    assert not kept.incumbent.is_short
 
 
 def test_the_start_of_an_epoch_of_busy_workers_is_none_of_its_batches():
