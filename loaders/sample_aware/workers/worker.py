@@ -106,6 +106,7 @@ class SampleWorker:
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
         self._out = range(0)
         """The rest of the block for the task's results."""
+        self._samples = 1  # of the task
         self._reports: list[WorkerReport] = []
         """On the task that is under way, sent when it is over."""
 
@@ -136,11 +137,11 @@ class SampleWorker:
         if not self._rooted:
             self._rooted = True
             self._job.begin_samples(self._control.roots())
-        # That of a batch may have rows, which nothing else may overwrite.
-        self._out = range(0) if task.collates else range(task.out, task.out + task.out_bytes)
         try:
             items = task.read_items(self._map)
-            rows = self._rows(task, len(items))
+            rows, self._samples = self._rows(task, len(items)), len(items)
+            # Nothing else may overwrite the rows.
+            self._out = range(task.out, task.out + task.out_bytes) if rows is None else range(0)
             finished = self._finish_samples(task, items, rows)
             if task.collates and len(finished) == len(items):
                 self._collate(task, finished, rows)
@@ -154,9 +155,8 @@ class SampleWorker:
             self._fail(task, NOWHERE, "collate_fn", None, error)
         finally:
             self._control.workers.end(self._place.worker)
-        reports, self._reports = self._reports, []
-        if not reports:
-            reports = [WorkerReport(ReportKind.LEFT, self._place.worker, task.run, task.task)]
+        reports = self._reports or [WorkerReport(ReportKind.LEFT, self._place.worker, task.run, task.task)]
+        self._reports = []
         reports[-1] = reports[-1]._replace(is_last=True)
         for first in range(0, len(reports), _TOGETHER):
             self._send(*reports[first : first + _TOGETHER])
@@ -177,10 +177,8 @@ class SampleWorker:
             if number and time.monotonic_ns() > until and not self._others_wait():
                 break
             done = self._stored(item) if item.stage == len(self._stages) else self._finish_sample(task, item)
-            if done is not None and rows is not None:
-                done = done._replace(result=rows.add(done.result))
             if done is not None:
-                finished.append(done)
+                finished.append(done if rows is None else done._replace(result=rows.add(done.result)))
         return finished
 
     def _stored(self, item: WorkItem) -> _Finished:
@@ -303,11 +301,12 @@ class SampleWorker:
             begins, there, tensors = rows.begins(packed)
         rest = pack_rest(packed, begins)
         nbytes = tensors + len(rest) + len(end)
-        block = self._out.start
-        if nbytes <= len(self._out):
-            self._out = self._out[aligned(nbytes) :]
-        else:
-            block, there = self._ask_for_block(report, nbytes), []
+        if nbytes > len(self._out):
+            # Those of the task's other samples may need one too, and the coordinator takes a while to answer.
+            wanted = aligned(nbytes) * (1 if report.kind == ReportKind.BATCH else self._samples)
+            begin, there = self._ask_for_block(report, wanted), []
+            self._out = range(begin, begin + wanted)
+        block, self._out = self._out.start, self._out[aligned(nbytes) :]
         for number, (begin, leaf, values) in enumerate(zip(begins, packed.spec, packed.leaves, strict=True)):
             if number not in there:
                 copy_to(self._memory, block + begin, leaf, values)
