@@ -99,7 +99,7 @@ def _advise(words: Sequence[str], errors: Console) -> int:
             prober = Prober(question, folder, progress)
             found = prober.run()
             if "--verify" in words and found.decide() != "cannot say":
-                measured = prober.verify(found.finalists(1))
+                measured = prober.verify([*dict.fromkeys([found.ranked[0].choice, found.in_use])])
                 verified = {key: median(each) for key, each in measured.items()}
         return _show(found, folder, verified)
 

@@ -390,11 +390,12 @@ class Findings:
         # Two candidates of a loader may lead to the same choice.
         return [one for one in dict.fromkeys(found.choice for found in ordered) if one.key not in self.candidates]
 
-    def finalists(self, count: int) -> list[Choice]:
-        """Return the best choices and the one in use, the most telling first."""
+    def contenders(self, count: int) -> list[Choice]:
+        """Return the best choices and the one in use, without those that two long probes show to be worse."""
         best, *others = self.ranked[:count]
-        found = [best, *filter(None, [self.incumbent]), *others]
-        return list(dict.fromkeys(one.choice for one in found))
+        beside = [*filter(None, [self.incumbent]), *others]
+        left = [one for one in beside if one.shortness > 1 or len(one.probes) < 2 or not self._is_behind(one, best)]
+        return list(dict.fromkeys(one.choice for one in (best, *left)))
 
     def decide(self) -> Decision:
         """Return whether the best choice is better than the one in use, beyond what probes and model may be off by.
@@ -409,6 +410,10 @@ class Findings:
             return "cannot say" if self.spoiled and len(self.candidates) == 1 else "leave it"
         if incumbent not in ranked:  # it does not fit into the memory
             return "change"
-        before, after = (one.score(self.place, self.objective).value for one in (incumbent, best))
-        error = math.hypot(*(one.error(self.place, self.scatter) for one in (incumbent, best)))
-        return "change" if math.log(before / after) > _Z90 * error else "leave it"
+        return "change" if self._is_behind(incumbent, best) else "leave it"
+
+    def _is_behind(self, one: Candidate, best: Candidate) -> bool:
+        """Whether one is worse by more than probes and model may be off by."""
+        before, after = (each.score(self.place, self.objective).value for each in (one, best))
+        error = math.hypot(*(each.error(self.place, self.scatter) for each in (one, best)))
+        return math.log(before / after) > _Z90 * error

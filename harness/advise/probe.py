@@ -27,6 +27,8 @@ from harness.run.driver import measure
 from harness.run.progress import RunProgress
 from harness.workloads import Workload
 
+_EPOCHS: Final = 2
+"""Of a first probe; the first one does not count."""
 _FEW: Final = 8
 """Batches of a first probe of local files; those of contenders have `FULL`."""
 _PAIR_S: Final = 7.0
@@ -81,7 +83,7 @@ class Prober:
         self._epochs, self._first = 3, _FEW
         if place.rtt_s:
             batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
-            self._epochs, self._first = 2, max(_FEWEST, min(int(_PAIR_S / batch_s), FULL))
+            self._epochs, self._first = _EPOCHS, max(_FEWEST, min(int(_PAIR_S / batch_s), FULL))
         self._cell_s: dict[str, float] = {}
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
@@ -97,13 +99,12 @@ class Prober:
             others = [*self._with_other_threads(), *found.derive(lambda choice: str(question.spec(choice).readers))]
             self._measure(self._fitting(others, (deadline - time.monotonic()) / 2), self._first)
         for key, one in found.candidates.items():
-            self._cell_s[key] += (FULL / self._first - 1) * self._epochs * one.probes[0].epoch_s
-        while found.decide() != "cannot say":
-            finalists = found.finalists(_CONTENDERS)
-            turn = self._fitting(finalists, deadline - time.monotonic())
-            if finalists[0] not in turn:
+            self._cell_s[key] += (FULL / self._first * self._epochs - _EPOCHS) * one.probes[0].epoch_s
+        while found.decide() != "cannot say" and len(contenders := found.contenders(_CONTENDERS)) > 1:
+            turn = self._fitting(contenders, deadline - time.monotonic())
+            if contenders[0] not in turn:
                 break
-            self._measure(turn, FULL)
+            self._measure(turn, FULL, self._epochs)
         found.seconds = time.monotonic() - began
         return found
 
@@ -127,10 +128,7 @@ class Prober:
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
     def _with_other_threads(self) -> list[Choice]:
-        """Return those of the best choices that read no files, with one thread more than there are processors.
-
-        Those that have so many or more get as many as there are processors.
-        """
+        """Return the best choices that read no files, with a thread more than there are processors, or as many."""
         cores = self.found.place.cores
         best = [one.choice for one in self.found.ranked[:_CONTENDERS] if one.readers is None]
         threads = {choice: self.question.spec(choice).params.get("num_threads") for choice in best}
@@ -148,13 +146,13 @@ class Prober:
                 chosen.append(choice)
         return chosen
 
-    def _measure(self, choices: Sequence[Choice], batches: int) -> None:
+    def _measure(self, choices: Sequence[Choice], batches: int, epochs: int = _EPOCHS) -> None:
         """Probe choices once, in epochs of so many batches, and take what their valid rows say."""
         if not choices:
             return
         began = time.monotonic()
         few = [f"{self._size}={batches * self._batch}"] if batches * self._batch < len(self._handle.samples) else []
-        run = self._run(choices, *few, f"epochs={self._epochs}")
+        run = self._run(choices, *few, f"epochs={epochs}")
         rows = {(row.cell_id, row.epoch): row for row in read_rows(run.epochs_parquet, EpochRow)}
         valid = {(row.cell_id, row.epoch) for row in select_settled(rows.values()) if row.is_valid}
         metrics = {(m.cell_id, m.epoch): m for m in read_rows(run.metrics_parquet, EpochMetrics)}

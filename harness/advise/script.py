@@ -84,8 +84,8 @@ class ScriptProber:
             for _ in range(2):
                 for choice in found.derive(lambda _: "num_workers"):
                     self._probe(found, choice, folder, agent, deadline)
-            while found.decide() != "cannot say":
-                left = [self._probe(found, one, folder, agent, deadline) for one in found.finalists(_CONTENDERS)]
+            while found.decide() != "cannot say" and len(contenders := found.contenders(_CONTENDERS)) > 1:
+                left = [self._probe(found, one, folder, agent, deadline) for one in contenders]
                 if not all(left):
                     break
         found.seconds = time.monotonic() - began

@@ -75,9 +75,8 @@ def to_json(found: Findings, outcome: Decision) -> dict[str, Any]:
 
 def _head(found: Findings) -> list[str]:
     place = found.place
-    lines = [
-        f"{found.subject}, {place.cores} cores, {place.batches} batches an epoch; probed for {found.seconds:.0f} s"
-    ]
+    took = f"probed for {found.seconds:.0f} s"
+    lines = [f"{found.subject}, {place.cores} cores, {place.batches} batches an epoch; {took}"]
     if found.stages:
         takes = format_ms(sum(stage.batch_s for stage in found.stages))
         lines.append(f"preparing a batch takes {takes} in one process: {name_shares(found.stages)}")
@@ -207,9 +206,8 @@ def draw(found: Findings) -> Figure:
         axes, text, (bound, 1), (-3, -3), coordinates=at, fontsize=8, color=MUTED, rotation=90, ha="right", va="top"
     )
     axes.margins(0.12)
-    axes.set_xlabel("seconds an epoch")
-    estimated = any(_is_estimate(one) for one in found.ranked)
-    axes.set_ylabel("joules an epoch" + (" (estimate)" if estimated else ""))
+    estimated = " (estimate)" * any(_is_estimate(one) for one in found.ranked)
+    axes.set(xlabel="seconds an epoch", ylabel="joules an epoch" + estimated)
     axes.set_title(f"{found.subject}: predicted from probes, 90 % intervals")
     return figure
 
