@@ -77,6 +77,8 @@ BUDGET_S = 170
 NEAR = 1.1
 """Choices within this factor of the best one are measured again, `AGAIN` times; at most `MOST_NEAR` of them."""
 AGAIN = 2
+AGAIN_NEAR = 4
+"""Epochs of each of these where files are local, of which the first does not count; far ones have two."""
 MOST_NEAR = 6
 DRAWS = 2000
 SPOILED_S = 12
@@ -216,7 +218,8 @@ def measure_grid(
     limit_s = NEAR * min(usual.values())
     quick = [key for key in sorted(usual, key=usual.__getitem__) if usual[key] <= limit_s]
     again = {advised(found), *quick[:MOST_NEAR]}
-    for key, more in prober.verify([one for one in chosen if one.key in again], repeats=AGAIN).items():
+    epochs = 2 if found.place.rtt_s else AGAIN_NEAR
+    for key, more in prober.verify([one for one in chosen if one.key in again], AGAIN, epochs).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]
     return {choice.key: choice.loader for choice in chosen}, epochs_s
 

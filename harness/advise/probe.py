@@ -121,9 +121,9 @@ class Prober:
             tick=partial(self._progress.follow, "timing the stages"),
         ).stages
 
-    def verify(self, choices: Sequence[Choice], repeats: int = 2) -> Mapping[str, list[float]]:
+    def verify(self, choices: Sequence[Choice], repeats: int = 2, epochs: int = _EPOCHS) -> Mapping[str, list[float]]:
         """Return the seconds of valid whole epochs of some choices, measured in turns."""
-        run = self._run(choices, f"repeats={repeats}")
+        run = self._run(choices, f"repeats={repeats}", f"epochs={epochs}")
         rows = [row for row in select_settled(read_rows(run.epochs_parquet, EpochRow)) if row.is_valid]
         return {one.key: s for one in choices if (s := [row.duration_s for row in rows if row.loader == one.key])}
 
