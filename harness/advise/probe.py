@@ -187,7 +187,7 @@ class Prober:
 
     def _run(self, choices: Sequence[Choice], *more: str) -> RunFolder:
         results = self._folder / "probes"
-        cfg, experiment = self.question.compose(choices, *more, f"results_dir={quote_value(str(results))}")
+        cfg, experiment = self.question.compose(choices, "energy.idle_s=0", *more, f"results_dir={quote_value(str(results))}")
         folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)
         return RunFolder(folder)
 
