@@ -331,7 +331,8 @@ def read_case(raw: Mapping[str, Any]) -> Case:
     seen = {key: each[0] for key, each in raw["grid"].items()}
     judged = {key: median(each[1:] or each) for key, each in raw["grid"].items()}
     place = Place(**raw["place"])
-    return Case(raw["workload"], place, raw["scatter"], candidates, grid, seen, judged, raw["loaders"], raw)
+    case = Case(raw["workload"], place, 0.0, candidates, grid, seen, judged, raw["loaders"], raw)
+    return case._replace(scatter=case.found().scatter)
 
 
 def sum_up(options: argparse.Namespace) -> Iterator[Line]:

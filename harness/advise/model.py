@@ -20,8 +20,8 @@ from harness.diagnose.diagnosis import Stage
 
 Limit: TypeAlias = Literal["step", "processors", "link", "readers"]
 
-SCATTER: Final = 0.03
-"""Relative deviation of one probe from the next, where too few were repeated to know."""
+SCATTER: Final = 0.02
+"""Relative deviation of one probe from the next, where too few were repeated to know; 1.8 % over the kept cases."""
 PROBED: Final = 0.02
 """Relative error of an epoch that is predicted from `FULL` batches of the same choice, beside the probes' scatter."""
 PROBED_STEP: Final = 0.005
@@ -364,11 +364,12 @@ class Findings:
     def take(
         self, choice: Choice, readers: int | None, probes: Sequence[ProbedEpoch], *, whole_batches: bool = False
     ) -> None:
-        """Add valid probes of a choice that reads so many files at once; one of twice the batches replaces another."""
+        """Add valid probes of a choice that reads so many files at once; those of more batches replace others."""
         before = self.candidates.get(choice.key)
         every = (*(before.probes if before else ()), *probes)
         most = max(one.batches for one in every)
-        every = tuple(one for one in every if 2 * one.batches > most)
+        # Those amid an epoch end by time.
+        every = tuple(one for one in every if one.batches == most or not one.first_s)
         self.candidates[choice.key] = Candidate(choice, every, readers, whole_batches)
         self.spoiled.pop(choice.key, None)
 

@@ -84,7 +84,8 @@ class Prober:
         if place.rtt_s:
             batch_s = int(handle.samples.sizes.sum()) / samples * self._batch / _TRIP_BYTES * place.rtt_s / 2
             self._epochs, self._first = _EPOCHS, max(_FEWEST, min(int(_PAIR_S / batch_s), FULL))
-        self._cell_s: dict[str, float] = {}
+        self._beside_s: dict[str, float] = {}
+        """What a cell takes beside settled epochs."""
         self._round_s = _LEAST_S
         """What a round takes beside its cells."""
 
@@ -97,14 +98,18 @@ class Prober:
         self._measure([Choice(BOUND), question.incumbent, *question.others], self._first)
         if found.place.step_s:
             others = [*self._with_other_threads(), *found.derive(lambda choice: str(question.spec(choice).readers))]
-            self._measure(self._fitting(others, (deadline - time.monotonic()) / 2), self._first)
-        for key, one in found.candidates.items():
-            self._cell_s[key] += (FULL / self._first * self._epochs - _EPOCHS) * one.probes[0].epoch_s
+            self._measure(self._fitting(others, (deadline - time.monotonic()) / 2, self._first, _EPOCHS), self._first)
+        batches = self._first
         while found.decide() != "cannot say" and len(contenders := found.contenders(_CONTENDERS)) > 1:
-            turn = self._fitting(contenders, deadline - time.monotonic())
-            if contenders[0] not in turn:
+            longer = max(FULL, batches if found.place.rtt_s else 2 * batches)
+            for number in (longer, batches):
+                turn = self._fitting(contenders, deadline - time.monotonic(), number, self._epochs)
+                if contenders[0] in turn[:-1]:
+                    break
+            else:
                 break
-            self._measure(turn, FULL, self._epochs)
+            batches = number
+            self._measure(turn, batches, self._epochs)
         found.seconds = time.monotonic() - began
         return found
 
@@ -134,13 +139,16 @@ class Prober:
         threads = {choice: self.question.spec(choice).params.get("num_threads") for choice in best}
         return [choice.but(num_threads=cores + (now <= cores)) for choice, now in threads.items() if now]
 
-    def _fitting(self, choices: Iterable[Choice], left_s: float) -> list[Choice]:
-        """Return the first choices that fit into some time."""
+    def _fitting(self, choices: Iterable[Choice], left_s: float, batches: int, epochs: int) -> list[Choice]:
+        """Return the first choices whose probes of so many batches fit into some time."""
         left_s -= self._round_s
-        chosen: list[Choice] = []
+        batches = epochs * min(batches, self.found.place.batches)
+        every, chosen = self.found.candidates, list[Choice]()
         for choice in choices:
-            usual = [s for key, s in self._cell_s.items() if key.startswith(choice.loader)]
-            took_s = self._cell_s.get(choice.key, max(usual, default=_USUAL_CELL_S))
+            own = [every[choice.key]] if choice.key in every else [*every.values()]
+            like = [(one.choice.key, one.probes[-1]) for one in own if one.choice.loader == choice.loader]
+            usual = (self._beside_s[key] + batches * probe.epoch_s / probe.batches for key, probe in like)
+            took_s = max(usual, default=_USUAL_CELL_S)
             if took_s <= left_s:
                 left_s -= took_s
                 chosen.append(choice)
@@ -162,7 +170,6 @@ class Prober:
         disturbed = describe_run(run, experiment.checks)
         by_key = {choice.key: choice for choice in choices}
         for cell in run.read_plan().cells:
-            self._cell_s[cell.loader] = cells_s.get(cell.cell_id, _USUAL_CELL_S)
             is_streamed = is_far and experiment.loaders[cell.loader].reads == "stream"
             seen = [_probe(rows[at], metrics[at], self._batch, is_streamed) for at in valid if at[0] == cell.cell_id]
             if cell.loader == BOUND and seen:
@@ -172,6 +179,7 @@ class Prober:
                 choice = by_key[cell.loader]
                 whole = choice.loader in WHOLE_BATCHES
                 self.found.take(choice, self._readers(choice), seen, whole_batches=whole)
+                self._beside_s[choice.key] = cells_s[cell.cell_id] - epochs * median(one.epoch_s for one in seen)
             elif cell.loader not in self.found.candidates:
                 refused = [row.valid for row in rows.values() if row.cell_id == cell.cell_id and not row.is_valid]
                 self.found.spoiled[cell.loader] = "; ".join([*dict.fromkeys(refused)] or ["its cell failed"])
@@ -186,8 +194,8 @@ class Prober:
         return found if isinstance(found, int) else None
 
     def _run(self, choices: Sequence[Choice], *more: str) -> RunFolder:
-        results = self._folder / "probes"
-        cfg, experiment = self.question.compose(choices, "energy.idle_s=0", *more, f"results_dir={quote_value(str(results))}")
+        results_dir = quote_value(str(self._folder / "probes"))
+        cfg, experiment = self.question.compose(choices, *more, "energy.idle_s=0", f"results_dir={results_dir}")
         folder, _ = measure(experiment, cfg, self._progress, self.question.command, lambda _: None)
         return RunFolder(folder)
 
