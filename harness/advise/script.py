@@ -59,13 +59,8 @@ class ScriptProber:
                 first = self._measure(folder, agent, {})
             self._place = first["place"]
             own = Choice(_LOADER, {"num_workers": first["arguments"]["num_workers"]})
-            place = Place(
-                cores=len(os.sched_getaffinity(0)),
-                rate_bytes=None,
-                rtt_s=0.0,
-                batches=first["epoch"],
-                step_s=fmean(first["steps_s"]),
-            )
+            cores = len(os.sched_getaffinity(0))
+            place = Place(cores, None, rtt_s=0.0, batches=first["epoch"], step_s=fmean(first["steps_s"]))
             found = Findings(
                 subject=self._script.name,
                 in_use=own,
@@ -114,14 +109,8 @@ class ScriptProber:
         here = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "ENERGYMON_STORE": str(agent.store)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-        child = Child(
-            argv,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            keep_stderr=True,
-            group_killed_with_parent=True,
-        )
+        null = subprocess.DEVNULL
+        child = Child(argv, env=environment, stdin=null, stdout=null, keep_stderr=True, group_killed_with_parent=True)
         with child:
             try:
                 status = child.process.wait(_START_S)
