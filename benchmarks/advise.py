@@ -125,10 +125,6 @@ class Case(NamedTuple):
         kept: Mapping[str, Any] = {"place": self.place, "candidates": dict(self.candidates), "objective": "time"}
         return Findings(subject=self.workload, in_use=own, command="", paste=lambda _: [], **kept)
 
-    def is_at_step(self, key: str) -> bool:
-        """Whether a choice is bound by the step."""
-        return self.candidates[key].limit(self.place) == "step"
-
     def noise(self, key: str) -> float:
         """Return the relative error of a choice's probes, and of the epoch that is predicted, by their scatter."""
         return self.scatter * math.sqrt(1 / len(self.candidates[key].probes) + 1)
@@ -138,7 +134,7 @@ class Case(NamedTuple):
         held = []
         for key, error in self.errors().items():
             one = self.candidates[key]
-            beside = math.hypot(one.shortness * allowed[self.is_at_step(key)], self.noise(key))
+            beside = math.hypot(one.shortness * allowed[one.is_steady(self.place)], self.noise(key))
             limit = Z90 * (math.hypot(DERIVED, self.scatter) if one.is_short else beside)
             held.append(float(abs(error) <= limit))
         return held
@@ -221,7 +217,8 @@ def measure_grid(
     epochs = 2 if found.place.rtt_s else AGAIN_NEAR
     for key, more in prober.verify([one for one in chosen if one.key in again], AGAIN, epochs).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]
-    return {choice.key: choice.loader for choice in chosen}, epochs_s
+    loaders = kept.loaders if kept else {}
+    return {**loaders, **{choice.key: choice.loader for choice in chosen}}, epochs_s
 
 
 def advised(found: Findings) -> str:
@@ -404,7 +401,7 @@ def fit(cases: Iterable[Case]) -> dict[bool, float]:
             if case.candidates[key].is_short:
                 continue
             beside = math.sqrt(max(0.0, (error / Z90) ** 2 - case.noise(key) ** 2))
-            needed[case.is_at_step(key)].append(beside / case.candidates[key].shortness)
+            needed[case.candidates[key].is_steady(case.place)].append(beside / case.candidates[key].shortness)
     return {is_at_step: float(np.quantile(each or [0.0], 0.9)) for is_at_step, each in needed.items()}
 
 

@@ -25,7 +25,7 @@ SCATTER: Final = 0.02
 PROBED: Final = 0.02
 """Relative error of an epoch that is predicted from `FULL` batches of the same choice, beside the probes' scatter."""
 PROBED_STEP: Final = 0.005
-"""The same of a choice that is bound by the step."""
+"""The same of as many batches or more that are bound by the step, where files are local."""
 FULL: Final = 16
 """Batches of a long probe. Half as many are four times as far off: their start and their end weigh more."""
 DERIVED: Final = 0.12
@@ -208,8 +208,12 @@ class Candidate:
         """Return the relative error of a prediction of the usual epoch."""
         if self.is_derived or self.is_short:
             return DERIVED
-        own = self.shortness * (PROBED_STEP if self.limit(place) == "step" else PROBED)
+        own = PROBED_STEP if self.is_steady(place) else PROBED * self.shortness
         return math.hypot(own, scatter / math.sqrt(len(self.probes)))
+
+    def is_steady(self, place: Place) -> bool:
+        """Whether probes of local files were long enough to show that nothing but the step is the limit."""
+        return self.shortness == 1 and not place.rtt_s and self.limit(place) == "step"
 
     def joules(self, place: Place, scatter: float = SCATTER) -> Prediction | None:
         """Return the joules of an epoch; None where nothing shows power."""

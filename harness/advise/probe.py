@@ -38,8 +38,6 @@ _TRIP_BYTES: Final = 2**17
 """What a reader gets of a file in a round trip."""
 _CONTENDERS: Final = 3
 """The best choices, which are probed again beside the one in use."""
-_LEAST_S: Final = 10.0
-"""Time for which no other round is started."""
 _USUAL_CELL_S: Final = 6.0
 _STAGES_S: Final = 6.0
 _STAGES_SHARE: Final = 0.1
@@ -86,8 +84,8 @@ class Prober:
             self._epochs, self._first = _EPOCHS, max(_FEWEST, min(int(_PAIR_S / batch_s), FULL))
         self._beside_s: dict[str, float] = {}
         """What a cell takes beside settled epochs."""
-        self._round_s = _LEAST_S
-        """What a round takes beside its cells."""
+        self._round_s = 10.0
+        """What a round takes beside its cells; before the first one a guess."""
 
     def run(self) -> Findings:
         """Probe; raises HarnessError where nothing can be measured."""
