@@ -47,8 +47,8 @@ BASES = (
 )
 """Files in the leaves' folders that say what a leaf is and run it; they belong to the core."""
 MAX_LINES = {
-    "packages": 73_620,
-    "core": 47_815,
+    "packages": 73_633,
+    "core": 47_824,
     "tests": 47_829,
     "loaders/sample_aware": 3_950,
     "loaders/streaming, loaders/records": 7_600,

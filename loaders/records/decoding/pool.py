@@ -7,9 +7,11 @@ import multiprocessing
 import pickle
 import random
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import connection
 from multiprocessing.queues import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -85,6 +87,9 @@ class WorkerPool:
         for _ in range(self.count):  # each call starts a process, while none is idle
             self._executor.submit(_is_ready)
         self._started = list((self._executor._processes or {}).values())  # no public way before Python 3.14
+        # One that is killed as it sends leaves half a result, for whose rest the executor waits while others may send.
+        self._executor._result_queue._writer.close()  # type: ignore[attr-defined]
+        threading.Thread(target=_end_together, args=(self._started,), name="workers-end-together", daemon=True).start()
 
     def submit(self, function: Callable[..., bytes], *arguments: object) -> Future[bytes]:
         """Have a process call `function`, which returns what `send_back` does.
@@ -131,6 +136,14 @@ class WorkerPool:
             if kill:
                 self.kill()
             executor.shutdown(cancel_futures=True)
+
+
+def _end_together(processes: Sequence[BaseProcess]) -> None:
+    """Wait for the end of a process, then end the others: one that was killed may hold the lock of their results."""
+    connection.wait([one.sentinel for one in processes])
+    time.sleep(_DEATH_S / 4)  # in which others may still send
+    for one in processes:
+        one.terminate()
 
 
 _worker: Worker | None = None
