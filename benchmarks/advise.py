@@ -5,8 +5,8 @@ loader is measured with three settings or more on whole epochs, which are longer
 advised one and those within 10 % of the best are measured three times. Regret is the time of the advised choice over
 that of the best of the grid.
 
-`--kept-grid` has new advice, and measures only the advised choice and those near the best; the first epochs of the
-grid are those that are kept of the case.
+`--kept-grid` has new advice, and measures only the advised choice, those near the best and those that no grid has; the
+other first epochs are those that are kept of the case.
 
 The part `all` sums up the cases that are kept, with the advice that follows from their probes. The error that an
 interval allows for is fitted, for the cases of each workload, on those of the other workloads. Peers are torch's
@@ -162,7 +162,7 @@ def name_case(workload: str, regime: str, cores: int | None) -> str:
 
 
 def measure(workload: str, regime: str, cores: int | None, kept: Case | None) -> Iterator[Line]:
-    """Have advice of a case, then measure its grid, or of a kept one the choices near the best."""
+    """Have advice of a case, then measure its grid, or of a kept one what it lacks and the choices near the best."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-advise-") as name, restricted(cores):
         samples, overrides = WORKLOADS[workload]
         samples = samples if regime == "local" else samples * 2 // 3
@@ -202,12 +202,11 @@ def measure_grid(
         key = prober.question.spec(plain).readers
         settings = [{key: number} for number in readers] if key else [{}, {"num_threads": 1}, {"num_threads": 3}]
         chosen |= dict.fromkeys(plain.but(**setting) for setting in settings)
+    loaders = {**kept.loaders} if kept else {}
+    epochs_s, usual = {}, dict[str, float]()
     if kept:
         chosen |= {one.choice: None for one in kept.candidates.values()}
         epochs_s, usual = {key: [seen] for key, seen in kept.seen.items()}, dict(kept.grid)
-    else:
-        epochs_s = dict(prober.verify([*chosen], repeats=1))
-        usual = {key: median(each) for key, each in epochs_s.items()}
     lacking = [one for one in chosen if one.key not in usual]
     for key, first in prober.verify(lacking, repeats=1).items() if lacking else ():
         epochs_s[key], usual[key] = first, first[0]
@@ -217,8 +216,7 @@ def measure_grid(
     epochs = 2 if found.place.rtt_s else AGAIN_NEAR
     for key, more in prober.verify([one for one in chosen if one.key in again], AGAIN, epochs).items():
         epochs_s[key] = [*epochs_s.get(key, []), *more]
-    loaders = kept.loaders if kept else {}
-    return {**loaders, **{choice.key: choice.loader for choice in chosen}}, epochs_s
+    return loaders | {choice.key: choice.loader for choice in chosen}, epochs_s
 
 
 def advised(found: Findings) -> str:
@@ -388,9 +386,9 @@ def judge_intervals(cases: Sequence[Case]) -> Iterator[Line]:
     yield Line("90 % intervals that hold the epoch", "85 to 95 %", text, is_met, {"value": share, "fits": fits})
     shipped = fmean(each for case in cases for each in case.held({False: PROBED, True: PROBED_STEP}))
     yield Line("the same with what the harness allows for", "", f"{shipped:.0%}", None, {"value": shipped})
-    for is_at_step, found in fit(cases).items():
-        what = "error that intervals allow for, fitted on all" + (", at the step" if is_at_step else "")
-        yield Line(what, "", f"{found:.3f}, shipped {PROBED_STEP if is_at_step else PROBED}", None, {"value": found})
+    for is_steady, found in fit(cases).items():
+        what = "error that intervals allow for, fitted on all" + (", at the step" if is_steady else "")
+        yield Line(what, "", f"{found:.3f}, shipped {PROBED_STEP if is_steady else PROBED}", None, {"value": found})
 
 
 def fit(cases: Iterable[Case]) -> dict[bool, float]:
@@ -398,11 +396,12 @@ def fit(cases: Iterable[Case]) -> dict[bool, float]:
     needed: dict[bool, list[float]] = {False: [], True: []}
     for case in cases:
         for key, error in case.errors().items():
-            if case.candidates[key].is_short:
+            one = case.candidates[key]
+            if one.is_short:
                 continue
             beside = math.sqrt(max(0.0, (error / Z90) ** 2 - case.noise(key) ** 2))
-            needed[case.candidates[key].is_steady(case.place)].append(beside / case.candidates[key].shortness)
-    return {is_at_step: float(np.quantile(each or [0.0], 0.9)) for is_at_step, each in needed.items()}
+            needed[one.is_steady(case.place)].append(beside / one.shortness)
+    return {is_steady: float(np.quantile(each or [0.0], 0.9)) for is_steady, each in needed.items()}
 
 
 def peers(cases: Sequence[Case]) -> dict[str, list[float | None]]:

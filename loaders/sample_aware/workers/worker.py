@@ -156,7 +156,7 @@ class SampleWorker:
         finally:
             self._control.workers.end(self._place.worker)
         reports = self._reports or [WorkerReport(ReportKind.LEFT, self._place.worker, task.run, task.task)]
-        self._reports = []
+        self._reports, self._out = [], range(0)
         reports[-1] = reports[-1]._replace(is_last=True)
         for first in range(0, len(reports), _TOGETHER):
             self._send(*reports[first : first + _TOGETHER])
