@@ -90,6 +90,9 @@ lock:              ## resolve pyproject.toml again into requirements.lock
 	cp requirements.lock playbooks/tensorflow.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 --extra all pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
+	cp requirements.lock playbooks/freethreaded.lock
+	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --python-version 3.14 pyproject.toml playbooks/freethreaded.in --output-file playbooks/freethreaded.lock
 
 clean:             ## remove the environment and what a dead run left; results stay
 	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean

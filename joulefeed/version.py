@@ -6,10 +6,10 @@ import argparse
 from typing import Any, Final
 
 EXTRAS: Final = {
-    **dict.fromkeys(("torch", "torchvision", "nibabel", "soundfile"), "torch"),
+    **dict.fromkeys(("torch", "torchvision", "fastcrc", "nibabel", "soundfile"), "torch"),
     "nvidia": "dali",
     **dict.fromkeys(("spdl", "obstore"), "spdl"),
-    **dict.fromkeys(("zmq", "msgpack", "fastcrc"), "streaming"),
+    **dict.fromkeys(("zmq", "msgpack"), "streaming"),
     "cassandra": "nosql",
     "decord": "decord",
     "ansible_runner": "cluster",

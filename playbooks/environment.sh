@@ -22,12 +22,14 @@ packages() {  # packages NAME...
     fail "that failed; install them by hand: $*"
 }
 
-# Makes the environment, empty, and installs what is named as for pip.
+# Makes the environment of $base, or else of the harness's own Python, empty, and installs what is named as for pip.
 make_environment() {
   say "making the environment in $home"
   rm -rf "$home"
-  base=$(command -v python3 || true)
-  [ ! -x .venv/bin/python ] || base=.venv/bin/python
+  if [ -z "${base:-}" ]; then
+    base=$(command -v python3 || true)
+    [ ! -x .venv/bin/python ] || base=.venv/bin/python
+  fi
   [ -n "$base" ] || fail "Python 3 is needed as python3"
   uv=$(command -v uv || true)
   [ -n "$uv" ] || { [ ! -x .venv-uv/bin/uv ] || uv=.venv-uv/bin/uv; }

@@ -153,8 +153,7 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
         log.add(SET_UP, **counters.read())
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device, ranks=ranks))
-        took = time.monotonic_ns() - began
-        log.add("loader_made", duration_ns=took, **counters.read())
+        log.add("loader_made", duration_ns=time.monotonic_ns() - began, **counters.read())
         ranks = _agree(ranks, loader, spec, workload)
         # One reading bounds the epoch of all ranks.
         read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
@@ -190,9 +189,10 @@ def _train(spec: CellSpec, driver: _Driver, workload: Workload, ranks: Ranks | N
             boards=_boards(step.device),
             gradient_bytes=step.gradient_bytes,
         )
+        locked = getattr(sys, "_is_gil_enabled", lambda: True)()
         driver.send(
             "done",
-            notes=list(loader.notes),
+            notes=[*loader.notes, *([] if locked else ["ran without the interpreter's lock"])],
             stats={"batches": stats.batches, "samples": stats.samples, "bytes": stats.bytes, **stats.details},
             accelerator=asdict(accelerator),
             model_check=getattr(workload, "model_check", ""),
