@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,15 @@ from energymon import START, Reading, SqliteStore, Ticks
 from energymon.sensors.perf import open_perf
 from tests.energymon import trees
 from tests.energymon.nvml import fake
+from tests.integration.runs import wait_until
 
 REPO = Path(__file__).parents[2]
 FOREVER = 2**62
 
 
 def wait_for(condition, seconds=40.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.01)
+    found = wait_until(condition, seconds)
+    assert found, "it did not come to pass"
     return found
 
 

@@ -492,25 +492,24 @@ def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_
 
 
 @pytest.mark.parametrize(
-    ("asked_ms", "later_ms", "of", "verdict"),
+    ("asked_ms", "later_ms", "of", "many", "verdict"),
     [
-        (0.1, 9.0, 40, "fail"),
-        (0.1, 0.25, 40, "pass"),
-        (0.1, 0.35, 21, "fail"),
-        (30.0, 0.8, 40, "pass"),
-        (30.0, 1.0, 40, "fail"),
-        (30.0, -0.8, 40, "pass"),
-        (30.0, -1.0, 40, "fail"),
-        # Half of the pings are right. A single late one shows nothing, and more than 5 % of them do.
-        (30.0, 9.0, 1, "pass"),
-        (30.0, 9.0, 3, "fail"),
+        (0.1, 9.0, 40, 40, "fail"),
+        (0.1, 0.25, 40, 40, "pass"),
+        (0.1, 0.35, 21, 40, "fail"),
+        (30.0, 0.8, 40, 40, "pass"),
+        (30.0, 1.0, 40, 40, "fail"),
+        (30.0, -0.8, 40, 40, "pass"),
+        (30.0, -1.0, 40, 40, "fail"),
+        # Half of the pings are right. A single late one shows nothing, of few too, and more than 5 % of them do.
+        (30.0, 9.0, 1, 40, "pass"),
+        (30.0, 9.0, 3, 40, "fail"),
+        (30.0, 9.0, 1, 2, "pass"),
+        (30.0, 9.0, 2, 2, "fail"),
     ],
 )
-def test_a_link_is_as_far_in_the_epoch_as_its_regime_says(asked_ms, later_ms, of, verdict, remote):
-    seen = [
-        replace(ping, rtt_ms=asked_ms + (later_ms if n < of else 0.0), carried_bytes=0)
-        for n, ping in enumerate(pings())
-    ]
+def test_a_link_is_as_far_in_the_epoch_as_its_regime_says(asked_ms, later_ms, of, many, verdict, remote):
+    seen = [replace(p, rtt_ms=asked_ms + later_ms * (n < of), carried_bytes=0) for n, p in enumerate(pings()[:many])]
     quick = {"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 1e-5}]}
     data = change(remote(**quick), cell={"regime": {**REGIME, "rtt_ms": asked_ms}})
     assert judged(replace(data, pings=seen))[1]["link_in_epoch"] == verdict
@@ -521,12 +520,6 @@ def test_an_epoch_that_reads_nothing_leaves_the_link_idle_and_is_not_judged_by_i
     assert judged(replace(remote(), pings=late))[1]["link_in_epoch"] == "fail"
     data = change(remote(), cell={"reads": "once"})
     assert judged(replace(data, pings=late))[1]["link_in_epoch"] == "not applicable"
-
-
-@pytest.mark.parametrize(("late", "verdict"), [(1, "pass"), (2, "fail")])
-def test_one_late_ping_of_a_short_epoch_shows_nothing(late, verdict, remote):
-    seen = [replace(ping, rtt_ms=30.0 + (9.0 if n < late else 0.0)) for n, ping in enumerate(pings()[:2])]
-    assert judged(replace(remote(), pings=seen))[1]["link_in_epoch"] == verdict
 
 
 def test_a_few_pings_that_the_delay_line_was_late_for_are_the_host_s_and_not_the_link_s(remote):
@@ -660,7 +653,6 @@ def test_samples_that_could_not_be_made_again_are_told_from_those_that_nobody_lo
     away = "the samples' files are not on the node that trains"
     assert content_of(stored(), compared(1, count=0, reason=away)) == ("not applicable", away)
     assert content_of(stored(), compared(2)) == ("unknown", "not compared")
-    assert content_of(stored()) == ("warn", "not compared: by a version without this rule")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,6 +151,15 @@ def test_a_sample_that_hangs_in_a_process_is_named_and_the_process_killed(image_
         list(loader.epoch(0))
     left = [child for child in psutil.Process().children() if child not in others]
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+@pytest.mark.process
+def test_processes_all_start_before_the_first_sample(image_tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = ProcessPoolExecutor._spawn_process  # slowly: the first one is idle when the second one has started
+    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", lambda pool: (start(pool), time.sleep(3)))
+    options: dict[str, Any] = {"executor": "process", "num_threads": 3, "batch_size": 4, "seed": 0}
+    with SpdlLoader(samples=image_tree(12), transform=TRANSFORM, **options) as loader:
+        assert len(list(loader.epoch(0))) == 3
 
 
 @pytest.mark.parametrize(

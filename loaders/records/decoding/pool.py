@@ -84,8 +84,8 @@ class WorkerPool:
             numbers.put(number)
         begin = (self._pickled, self._seed, numbers, self._monitor, self._setting, self._instead)
         self._executor = ProcessPoolExecutor(self.count, mp_context=context, initializer=_begin, initargs=begin)
-        for _ in range(self.count):  # each call starts a process, while none is idle
-            self._executor.submit(_is_ready)
+        self._executor._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined] # all by the first call
+        self._executor.submit(_is_ready)
         self._started = list((self._executor._processes or {}).values())  # no public way before Python 3.14
         # One that is killed as it sends leaves half a result, for whose rest the executor waits while others may send.
         self._executor._result_queue._writer.close()  # type: ignore[attr-defined]

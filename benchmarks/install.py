@@ -1,0 +1,129 @@
+"""What the package and each of its extras take in an empty environment, and whether what they bring runs there.
+
+The base is installed by pip, as `pip install joulefeed` does; extras by uv, whose cache is warm after the first time.
+Megabytes are of all files of the environment, byte code and pip included. Of the extras that bring a loader of files or
+a stream, a run with that loader alone follows; of the others, what needs their packages is imported.
+
+Prints a line per demand (asked, measured, verdict); exits 1 when one falls short. `--only dali` has one extra alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from bench import REPO, Line, at_most, make_parser, run
+
+LOADERS = {"torch": "pytorch", "dali": "dali", "spdl": "spdl", "streaming": "streaming"}
+"""The loader that an extra runs, by extra."""
+IMPORTS = {
+    "decord": ("loaders.decord", "decord"),
+    "nosql": ("loaders.nosql.server", "loaders.nosql"),
+    "cluster": ("ansible_runner", "hydra_plugins.hydra_submitit_launcher.submitit_launcher"),
+    "influx": ("energymon.influx.client", "energymon.influx.dashboard"),
+    "prometheus": ("energymon.agent.prometheus",),
+}
+"""What needs the packages of an extra, by extra."""
+MOST_BASE_MB, MOST_BASE_S, MOST_HELP_S, MOST_DOCTOR_S, MOST_JOULES_S = 300, 60, 0.5, 2, 60
+UV = shutil.which("uv") or str(REPO / ".venv-uv/bin/uv")
+
+
+def main() -> int:
+    """Measure the base and each extra; 0 when all demands are met."""
+    options = make_parser(__doc__, "the same", ("base", *LOADERS, *IMPORTS)).parse_args()
+    parts = {name: partial(measure_extra, name, options) for name in (*LOADERS, *IMPORTS)}
+    return run({"base": partial(measure_base, options), **parts}, options)
+
+
+def measure_base(_options: argparse.Namespace) -> Iterator[Line]:
+    """Install the package without an extra, and time its first commands."""
+    with empty_folder() as folder:
+        python, began = folder / "venv/bin/python", time.monotonic()
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        installed_s = install([str(python), "-m", "pip", "install", "--quiet"], "")
+        yield at_most("base: installed by pip", MOST_BASE_S, installed_s, f"{installed_s:.1f} s", "d")
+        yield at_most("base: environment", MOST_BASE_MB, size := measure_mb(folder / "venv"), f"{size:.0f} MB", "d")
+        for what, most, words in (
+            ("joulefeed --help", MOST_HELP_S, ["--help"]),
+            ("joulefeed doctor", MOST_DOCTOR_S, ["doctor"]),
+            ("joules of a command", None, ["energy", "exec", "--", "sleep", "1"]),
+        ):
+            before = time.monotonic()
+            start(folder, "joulefeed", *words).check_returncode()
+            took_s = time.monotonic() - before
+            yield at_most(f"base: {what}", most, took_s, f"{took_s:.2f} s", "g")
+        since_s = time.monotonic() - began
+        yield at_most("base: joules of a command since the install", MOST_JOULES_S, since_s, f"{since_s:.1f} s", "d")
+
+
+def measure_extra(extra: str, _options: argparse.Namespace) -> Iterator[Line]:
+    """Install an extra, and run what it brings."""
+    with empty_folder() as folder:
+        subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)
+        pip = [UV, "pip", "install", "--quiet", "--python", str(folder / "venv/bin/python")]
+        installed_s = install([*pip, "--constraint", str(REPO / "requirements.lock")], f"[{extra}]")
+        size = measure_mb(folder / "venv")
+        yield at_most(f"[{extra}]: environment", None, size, f"{size:.0f} MB, installed in {installed_s:.1f} s")
+        if extra in LOADERS:
+            what, program, words = f"a run with {LOADERS[extra]}", "joulefeed", run_alone(LOADERS[extra], folder)
+        else:
+            what = f"import {', '.join(IMPORTS[extra])}"
+            program, words = "python", ["-c", what]
+        began = time.monotonic()
+        done = start(folder, program, *words)
+        told = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        measured = f"{time.monotonic() - began:.1f} s" if not done.returncode else f"status {done.returncode}: {told}"
+        yield Line(f"[{extra}]: {what}", "runs", measured, not done.returncode)
+
+
+def run_alone(loader: str, folder: Path) -> Sequence[str]:
+    """Return the words of a smoke run with one loader."""
+    smoke = ("pytorch", "dali", "streaming")
+    others = [f"~loaders.{name}" for name in smoke if name != loader]
+    own = [] if loader in smoke else [f"+loader@loaders.{loader}={loader}"]
+    places = [f"results_dir={folder}/results", f"cache_dir={folder}/cache"]
+    return ["run", "+experiment=smoke", "repeats=1", "figures=[]", *others, *own, *places]
+
+
+def install(pip: Sequence[str], extra: str) -> float:
+    """Install this checkout's wheel; returns the seconds that it took."""
+    wheel = subprocess.run(
+        ["sh", REPO / "playbooks/wheel.sh"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+    began = time.monotonic()
+    subprocess.run([*pip, f"joulefeed{extra} @ file://{wheel}"], check=True)
+    return time.monotonic() - began
+
+
+def measure_mb(folder: Path) -> float:
+    """Return the size of a folder's files."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / 1e6
+
+
+def start(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a program of the environment in `folder` to its end."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [folder / "venv/bin" / program, *words], cwd=folder, env=own, capture_output=True, check=False
+    )
+
+
+@contextmanager
+def empty_folder() -> Iterator[Path]:
+    """Return a folder with a blank in its name."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed install ") as name:
+        yield Path(name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
