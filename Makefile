@@ -1,6 +1,7 @@
 # joulefeed: `make run` and `make test` do all the set-up a fresh Debian or Ubuntu machine needs.
 
 PYTHON := .venv/bin/python
+RESOLVE = $(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header
 EXPERIMENT ?= wan30ms
 ARGS ?=
 TESTS ?= tests
@@ -80,19 +81,14 @@ docs: setup        ## the site in .site/index.html; a warning is an error
 	$(PYTHON) -m sphinx -W --keep-going -q docs .site
 
 lock:              ## resolve pyproject.toml again into requirements.lock
-	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
-	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
+	$(RESOLVE) --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	$(RESOLVE) --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
 	cp requirements.lock playbooks/mosaic.lock  # versions to prefer, so that files are shared
-	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra all pyproject.toml playbooks/mosaic.in --output-file playbooks/mosaic.lock
+	$(RESOLVE) --python-version 3.11 --extra all pyproject.toml playbooks/mosaic.in --output-file playbooks/mosaic.lock
 	cp requirements.lock playbooks/tensorflow.lock
-	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra all pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
+	$(RESOLVE) --python-version 3.11 --extra all pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
 	cp requirements.lock playbooks/freethreaded.lock
-	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.14 pyproject.toml playbooks/freethreaded.in --output-file playbooks/freethreaded.lock
+	$(RESOLVE) --python-version 3.14 pyproject.toml playbooks/freethreaded.in --output-file playbooks/freethreaded.lock
 
 clean:             ## remove the environment and what a dead run left; results stay
 	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean

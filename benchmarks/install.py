@@ -9,7 +9,6 @@ Prints a line per demand (asked, measured, verdict); exits 1 when one falls shor
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -40,11 +39,11 @@ UV = shutil.which("uv") or str(REPO / ".venv-uv/bin/uv")
 def main() -> int:
     """Measure the base and each extra; 0 when all demands are met."""
     options = make_parser(__doc__, "the same", ("base", *LOADERS, *IMPORTS)).parse_args()
-    parts = {name: partial(measure_extra, name, options) for name in (*LOADERS, *IMPORTS)}
-    return run({"base": partial(measure_base, options), **parts}, options)
+    parts = {name: partial(measure_extra, name) for name in (*LOADERS, *IMPORTS)}
+    return run({"base": measure_base, **parts}, options)
 
 
-def measure_base(_options: argparse.Namespace) -> Iterator[Line]:
+def measure_base() -> Iterator[Line]:
     """Install the package without an extra, and time its first commands."""
     with empty_folder() as folder:
         python, began = folder / "venv/bin/python", time.monotonic()
@@ -66,7 +65,7 @@ def measure_base(_options: argparse.Namespace) -> Iterator[Line]:
         yield at_most("base: joules of a command since the install", MOST_JOULES_S, since_s, f"{since_s:.1f} s", "d")
 
 
-def measure_extra(extra: str, _options: argparse.Namespace) -> Iterator[Line]:
+def measure_extra(extra: str) -> Iterator[Line]:
     """Install an extra, and run what it brings."""
     with empty_folder() as folder:
         subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)

@@ -1,6 +1,7 @@
 # shellcheck shell=sh disable=SC2154
 # Sourced by the scripts that make an environment of their own, $home, for packages that ask for other versions than
 # this project's, and by those that build a server. $name is what their messages begin with.
+base=  # the Python that a new environment is of; empty for the harness's own
 say() { echo "$name: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
@@ -26,7 +27,7 @@ packages() {  # packages NAME...
 make_environment() {
   say "making the environment in $home"
   rm -rf "$home"
-  if [ -z "${base:-}" ]; then
+  if [ -z "$base" ]; then
     base=$(command -v python3 || true)
     [ ! -x .venv/bin/python ] || base=.venv/bin/python
   fi
