@@ -141,7 +141,9 @@ class DaliEngine:
         else:
             collated = self._under_way[self._next].popleft()
             self._next = (self._next + 1) % len(self._pipelines)
-            made = [torch.utils.dlpack.from_dlpack(output.as_tensor()) for output in outputs]
+            # Of a capsule: of a tensor torch compares enums with DALI's, and a Ctrl-C that comes meanwhile is lost.
+            at = {} if stream is None else {"stream": stream.cuda_stream or 1}
+            made = [torch.utils.dlpack.from_dlpack(output.as_tensor().__dlpack__(**at)) for output in outputs]
             # DALI does not say how long its operators take for a sample.
             work_s = collated.work_s if self._plan.python_only else None
             return collated.ids, self._plan.tensors(made, collated.tensors), work_s

@@ -15,7 +15,7 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import DatasetError, DiskError
 from joulefeed.signals import Interrupted
-from tests.integration.runs import wait_until
+from tests.integration.runs import has_ended, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -46,13 +46,6 @@ def workers_of(pid):
 
 def left_beside(cache):
     return [entry.name for entry in (cache / "datasets").iterdir() if entry.name.endswith(".partial")]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_the_tree_holds_what_the_handle_says(tmp_path, heard):
@@ -139,7 +132,7 @@ def test_killed_halfway_its_workers_die_and_the_next_run_clears_up(tmp_path, hea
     process.kill()
     process.wait()
     process.stdout.close()
-    assert wait_until(lambda: not any(alive(pid) for pid in workers), 10)
+    assert wait_until(lambda: all(map(has_ended, workers)), 10)
     assert left_beside(tmp_path)
     SMALL.open(tmp_path, heard)  # another dataset: it clears up all the same
     assert left_beside(tmp_path) == []

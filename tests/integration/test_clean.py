@@ -12,18 +12,10 @@ import pytest
 
 from harness.system.process import processes_of_run
 from harness.testbed.mounts.table import mounts_below
-from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
-from tests.integration.runs import has_ended, run, wait_until
+from tests.integration.runs import LINK_MARKS, has_ended, run, wait_until
 
-OBSTACLES = netns_obstacles()
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.serial,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
-]
+pytestmark = [*LINK_MARKS, pytest.mark.slow, pytest.mark.serial]
 CLEAN = [sys.executable, "-m", "harness.testbed", "clean"]
 HARNESS = """
 import json, subprocess, sys, time

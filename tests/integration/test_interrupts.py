@@ -23,10 +23,9 @@ import pytest
 
 from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE
 from harness.testbed.mounts.table import mounts_below
-from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
 from tests.energymon.influx.server import ORG, Server
-from tests.integration.runs import SMALL, run, wait_until
+from tests.integration.runs import NO_LINK, SMALL, run, wait_until
 
 REPO = Path(__file__).parents[2]
 MARK = "JOULEFEED_TEST"
@@ -236,7 +235,7 @@ def moments(slowness):
     """Yield so many seeded (signal, kind, second): a quarter of them while the command starts."""
     draw = random.Random(SEED)
     kinds = [kind for kind in KINDS if COUNT >= 100 and (kind not in NEEDS or list(CACHE.glob(NEEDS[kind])))] or FEW
-    kinds = [kind for kind in kinds if kind != "link" or not netns_obstacles()]
+    kinds = [kind for kind in kinds if kind != "link" or not NO_LINK]
     shares = [KINDS[kind][2] for kind in kinds]
     for number in range(COUNT):
         kind = draw.choices(kinds, shares)[0] if COUNT >= 100 else kinds[number % len(kinds)]
