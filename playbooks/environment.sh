@@ -27,11 +27,8 @@ packages() {  # packages NAME...
 make_environment() {
   say "making the environment in $home"
   rm -rf "$home"
-  if [ -z "$base" ]; then
-    base=$(command -v python3 || true)
-    [ ! -x .venv/bin/python ] || base=.venv/bin/python
-  fi
-  [ -n "$base" ] || fail "Python 3 is needed as python3"
+  [ -n "$base" ] || { base=python3; [ ! -x .venv/bin/python ] || base=.venv/bin/python; }
+  command -v "$base" >/dev/null || fail "needed and not found: $base; uv python install ${base#python} brings it"
   uv=$(command -v uv || true)
   [ -n "$uv" ] || { [ ! -x .venv-uv/bin/uv ] || uv=.venv-uv/bin/uv; }
   if [ -n "$uv" ]; then

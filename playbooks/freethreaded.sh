@@ -6,7 +6,6 @@ set -eu
 cd "$(dirname "$0")/.."
 name=freethreaded
 . playbooks/environment.sh
-base=$(command -v python3.14t || true)
-[ -n "$base" ] || fail "needed and not found: python3.14t; uv python install 3.14t"
+base=python3.14t
 # A package that wants the lock turns it on while it is imported.
 give_environment 'import sys, harness.cell.main, harness.workloads.classification, loaders.spdl, spdl.io; assert not sys._is_gil_enabled()'

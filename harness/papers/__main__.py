@@ -10,7 +10,7 @@ from typing import Final
 
 from rich.console import Console
 
-from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, HarnessError
+from harness.errors import BROKEN_FIGURE, INVALID_ROWS, CellError, ConfigError, HarnessError, TestbedError
 from harness.papers.items import count_verdicts, find_runs, list_papers
 from harness.results.files import write_whole
 from harness.system.disk import disk_errors
@@ -34,7 +34,8 @@ The figures and tables of five papers: the command of each, a run of all of them
                                               request with both puts it beside other machines
 
 exit status
-  0 every experiment is done   2 a wrong argument or folder   3 an experiment failed; the others are done
+  0 every experiment is done                    2 a wrong argument or folder
+  3 an experiment failed; the others are done   4 this machine lacks what an experiment needs; the others are done
 """
 
 
@@ -104,10 +105,12 @@ def _run(options: argparse.Namespace) -> int:
     papers = list_papers(options.paper)
     ended = run_papers(papers, options.out, options.scale, options.experiments)
     for one in ended:
-        print(f"{one.experiment}: status {one.status}, {one.seconds / 60:.1f} min", file=sys.stderr)
+        how = "this machine lacks what it needs" if one.status == TestbedError.exit_status else f"status {one.status}"
+        print(f"{one.experiment}: {how}, {one.seconds / 60:.1f} min", file=sys.stderr)
     for page in write_pages(papers, find_runs([options.out], options.scale), options.out):
         print(page)
-    return CellError.exit_status if any(one.status not in (0, INVALID_ROWS, BROKEN_FIGURE) for one in ended) else 0
+    failed = {one.status for one in ended} - {0, INVALID_ROWS, BROKEN_FIGURE}
+    return CellError.exit_status if failed - {TestbedError.exit_status} else max(failed, default=0)
 
 
 def _score(options: argparse.Namespace) -> int:

@@ -41,7 +41,8 @@ def run_papers(papers: Mapping[str, Paper], out: Path, scale: str, only: Sequenc
     ended: list[Ended] = []
     for place, name in enumerate(left, 1 + len(wanted) - len(left)):
         rest = sum(expected.get(one, 0.0) for one in left[len(ended) :])
-        _say(f"[{place}/{len(wanted)}] {name}" + (f": about {rest:.0f} minutes left" if scale == "small" else ""))
+        about = f": about {rest:.0f} minutes left" if scale == "small" else ""
+        print(f"[{place}/{len(wanted)}] {name}{about}", file=sys.stderr, flush=True)
         began = time.monotonic()
         ended.append(Ended(name, _run(name, out, scale), time.monotonic() - began))
     return ended
@@ -58,7 +59,3 @@ def _run(experiment: str, out: Path, scale: str) -> int:
         if status != ResultsError.exit_status:
             break
     return status
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

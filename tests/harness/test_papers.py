@@ -63,7 +63,7 @@ def test_a_run_does_what_is_missing_resumes_what_was_interrupted_and_stops_at_a_
     write_json(partial.plan, {**json.loads(paper_run.plan.read_text()), "experiment": "emlio_fig7"})
     write_json(partial.config, json.loads(paper_run.config.read_text()))
     commands: list[Sequence[str]] = []
-    statuses = iter([2, 0, 3])
+    statuses = iter([2, 0, 3, 4])
 
     def run(words, report):
         commands.append(words[0])
@@ -73,6 +73,8 @@ def test_a_run_does_what_is_missing_resumes_what_was_interrupted_and_stops_at_a_
     arguments = ["run", "--paper", "emlio", "--out", str(out), "--experiments"]
     assert main([*arguments, "emlio_fig5", "emlio_fig7", "emlio_fig8"]) == 3
     assert commands == [f"resume={partial.folder.name}", "+experiment=emlio_fig7", "+experiment=emlio_fig8"]
+    assert main([*arguments, "emlio_fig10"]) == 4
+    assert "emlio_fig10: this machine lacks what it needs" in capsys.readouterr().err
     assert main([*arguments, "emlio_fig99"]) == 2
     page = (out / "emlio.html").read_text()
     assert "figures/emlio_fig5.png" in page
