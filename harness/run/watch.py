@@ -118,7 +118,7 @@ def look(run: RunFolder, now_s: float | None = None) -> list[ScreenLine]:
     )
     if state.epoch_s and state.samples_done:
         rate, stall = state.samples_done / state.epoch_s, min(1.0, state.stall_s / state.epoch_s)
-        lines.append(ScreenLine(f"{rate:.3g} samples a second; the step waited {stall:.0%} of the time"))
+        lines.append(ScreenLine(f"{rate:.3g} samples a second; the step waited {100 * stall:.0f} % of the time"))
     lines += [ScreenLine(power)] if (power := ", ".join(read_power(run.energy))) else []
     silent_s = (time.time() if now_s is None else now_s) - state.t_s
     if silent_s > _SILENT_S:

@@ -11,13 +11,11 @@ from loaders.pipeline.image import epoch_order
 from loaders.shared.fixed import FixedBatchLoader
 from tests.loaders.conftest import make_tree
 
-SIZE = 32
+TRANSFORM = ImageTransform(size=32)
 
 
-def make(samples, **options):
-    return FixedBatchLoader(
-        samples=samples, transform=ImageTransform(size=SIZE), seed=0, **{"batch_size": 4, **options}
-    )
+def make(samples, batch_size=4, **options):
+    return FixedBatchLoader(samples=samples, transform=TRANSFORM, seed=0, batch_size=batch_size, **options)
 
 
 def test_every_id_comes_once_an_epoch_in_the_order_of_other_loaders_with_the_same_tensor(tmp_path):
@@ -57,10 +55,9 @@ def test_a_sample_that_cannot_be_loaded_is_named_before_the_first_epoch(tmp_path
 
 
 def test_a_closed_loader_gives_nothing_more(tmp_path):
-    loader = make(make_tree(tmp_path, 8))
-    epoch = loader.epoch(0)
-    next(epoch)
-    loader.close()
+    with make(make_tree(tmp_path, 8)) as loader:
+        epoch = loader.epoch(0)
+        next(epoch)
     loader.close()
     with pytest.raises(LoaderError, match="closed"):
         next(epoch)
