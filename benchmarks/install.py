@@ -4,6 +4,9 @@ The base is installed by pip, as `pip install joulefeed` does; extras by uv, who
 Megabytes are of all files of the environment, byte code and pip included. Of the extras that bring a loader of files or
 a stream, a run with that loader alone follows; of the others, what needs their packages is imported.
 
+Then the first ten minutes of a new user, by pip and without its cache: joules of a command, a table of two loaders,
+advice on a script of their own, and a page to send, each by the time since the first command.
+
 Prints a line per demand (asked, measured, verdict); exits 1 when one falls short. `--only dali` has one extra alone.
 """
 
@@ -33,14 +36,29 @@ IMPORTS = {
 }
 """What needs the packages of an extra, by extra."""
 MOST_BASE_MB, MOST_BASE_S, MOST_HELP_S, MOST_DOCTOR_S, MOST_JOULES_S = 300, 60, 0.5, 2, 60
+TRAIN = """
+import torch
+
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2000
+    def __getitem__(self, index):
+        return torch.randn(300, 300).svd().S
+
+if __name__ == "__main__":
+    for epoch in range(3):
+        for batch in torch.utils.data.DataLoader(Pictures(), batch_size=16, shuffle=True, num_workers=1):
+            (batch @ batch.T).sum()
+"""
+"""A script of a user's own, whose one worker has more to do than its step."""
 UV = shutil.which("uv") or str(REPO / ".venv-uv/bin/uv")
 
 
 def main() -> int:
     """Measure the base and each extra; 0 when all demands are met."""
-    options = make_parser(__doc__, "the same", ("base", *LOADERS, *IMPORTS)).parse_args()
+    options = make_parser(__doc__, "the same", ("base", *LOADERS, *IMPORTS, "minutes")).parse_args()
     parts = {name: partial(measure_extra, name) for name in (*LOADERS, *IMPORTS)}
-    return run({"base": measure_base, **parts}, options)
+    return run({"base": measure_base, **parts, "minutes": measure_minutes}, options)
 
 
 def measure_base() -> Iterator[Line]:
@@ -83,6 +101,35 @@ def measure_extra(extra: str) -> Iterator[Line]:
         told = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         measured = f"{time.monotonic() - began:.1f} s" if not done.returncode else f"status {done.returncode}: {told}"
         yield Line(f"[{extra}]: {what}", "runs", measured, not done.returncode)
+
+
+def measure_minutes() -> Iterator[Line]:
+    """Do what a new user does first, in an empty folder."""
+    with empty_folder() as folder:
+        began = time.monotonic()
+        pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+
+        def line(what: str, most: float, *done: subprocess.CompletedProcess[bytes], also: int = 0) -> Line:
+            since_s = time.monotonic() - began
+            failed = [one.returncode for one in done if one.returncode not in (0, also)]
+            told = f"{since_s:.0f} s" + (f", status {failed}" if failed else "")
+            return Line(f"minutes: {what}", f"<= {most:g}", told, not failed and since_s <= most, {"value": since_s})
+
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+        install(pip, "")
+        yield line("pip install joulefeed, joulefeed doctor", 30, start(folder, "joulefeed", "doctor"), also=1)
+        yield line("joules of a command", 60, start(folder, "joulefeed", "energy", "exec", "--", "sleep", "1"))
+        install(pip, "[dali]")
+        smoke = ["run", "+experiment=smoke", "~loaders.streaming", f"cache_dir={folder}/cache"]
+        yield line(
+            "pip install joulefeed[dali], a table of two loaders", 180, start(folder, "joulefeed", *smoke), also=6
+        )
+        (folder / "train.py").write_text(TRAIN)
+        advised = start(folder, "joulefeed", "advise", "--script", "train.py")
+        yield line("advice on a script of one's own", 300, advised, also=3)
+        drawn = start(folder, "joulefeed", "report", "results/latest")
+        assert drawn.returncode or (folder / "results/latest/report.html").exists()
+        yield line("a page to send", 600, drawn)
 
 
 def run_alone(loader: str, folder: Path) -> Sequence[str]:

@@ -65,17 +65,16 @@ def split(argv: Sequence[str]) -> Arguments:
 
     Hydra itself takes no override behind a flag that follows another override.
     """
-    parser = get_args_parser()
-    parser.exit_on_error = False
-    parser.allow_abbrev = False  # --experiment=NAME is no --experimental-rerun
     try:
+        parser = get_args_parser()
+        parser.exit_on_error = parser.allow_abbrev = False  # --experiment=NAME is no --experimental-rerun
         read, unknown = parser.parse_known_intermixed_args(list(argv))
     except ArgumentError as error:
         raise ConfigError(f"{error}; --help shows what can be given") from error
+    except ValueError as error:  # Python 3.14 looks into a help that is no text in Hydra 1.3
+        raise ConfigError(f"Hydra cannot start ({error}); run experiments with Python 3.11 to 3.13") from error
     if unknown:
-        raise ConfigError(
-            f"{unknown[0]}: no such flag; an override has no dashes (key=value); --help shows what can be given"
-        )
+        raise ConfigError(f"{unknown[0]}: no such flag; an override has no dashes (key=value); --help shows all flags")
     left = list(read.overrides)
     flags = []
     for argument in argv:

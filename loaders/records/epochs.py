@@ -183,9 +183,7 @@ class DecodedEpoch:
     def __init__(self, source: FetchedEpoch, decoder: Decoder, transfer: DeviceTransfer, times: StageTimes) -> None:
         self._source = source
         self._decoder, self._transfer, self._times = decoder, transfer, times
-        self._ready: BoundedQueue[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = BoundedQueue(
-            _READY_BATCHES
-        )
+        self._ready = BoundedQueue[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]](_READY_BATCHES)
         self._thread = threading.Thread(target=self._run, name="decoded-epoch", daemon=True)
         self._thread.start()
 
@@ -215,6 +213,7 @@ class DecodedEpoch:
             self._source.stop()
             self._decoder.reset()
             self._ready.close(error)
+            del error  # its traceback has this frame: the processes' descriptors would wait for the garbage collector
 
     def _pump(self) -> None:
         decoder, times = self._decoder, self._times

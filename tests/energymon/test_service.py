@@ -29,7 +29,7 @@ S = 10**9
 REPO = Path(__file__).parents[2]
 GROUP = grp.getgrgid(1).gr_name
 AS_NOBODY = """
-import json, os, sys, time
+import json, os, sys, time, urllib.parse  # which Python 3.13 imports late, from where another user may not read
 import energymon
 from energymon import Window
 os.setgroups([int(gid) for gid in sys.argv[1:]])

@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 REPO = Path(__file__).parents[2]
 EXTRAS = ["torch", "dali", "spdl", "streaming", "decord", "nosql", "cluster", "influx", "prometheus"]
-MOST_MB = 520
-"""pyarrow, pandas, numpy and matplotlib with seaborn are 450 of them."""
+MOST_MB = 520  # pyarrow, pandas, numpy and matplotlib with seaborn are 450 of them
 
 
 def pythons():
@@ -62,7 +61,8 @@ def test_it_writes_skeletons_and_names_the_extra_of_a_server(joulefeed):
     refused = joulefeed("energy", "dashboard", **server)
     assert refused.returncode == 2 and "pip install 'joulefeed[influx]'" in refused.stderr
     refused = joulefeed("run", "--multirun", "+experiment=smoke", "seed=0,1", "hydra/launcher=submitit_slurm")
-    assert refused.returncode == 2 and "pip install 'joulefeed[cluster]'" in refused.stderr
+    told = ("pip install 'joulefeed[cluster]'", "Python 3.11 to 3.13")  # in Python 3.14 Hydra does not start
+    assert refused.returncode == 2 and any(one in refused.stderr for one in told)
 
 
 def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulefeed, tmp_path):
@@ -76,8 +76,8 @@ def test_it_draws_judges_and_compares_a_run_and_says_which_extra_runs_one(joulef
         assert done.returncode in ({0, 3} if words[0] == "compare" else {0}), (words, done.stdout, done.stderr)
     missing = joulefeed("run", "+experiment=smoke", *places(tmp_path))
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1
-    # Whichever is imported first.
-    assert any(f"pip install 'joulefeed[{extra}]'" in missing.stderr for extra in ("torch", "streaming"))
+    told = ("pip install 'joulefeed[torch]'", "pip install 'joulefeed[streaming]'", "Python 3.11 to 3.13")
+    assert any(one in missing.stderr for one in told)  # the extra whose package is imported first
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

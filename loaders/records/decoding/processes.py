@@ -141,6 +141,7 @@ class ProcessDecoder:
             # From the processes that this one has started, over connections that only they have.
             return [one for part in batch.parts for one in pickle.loads(part.result())]  # noqa: S301
         except BrokenProcessPool as error:
+            batch.parts.clear()  # each has the error, whose traceback has this frame
             raise self._pool.death() from error
 
     def reset(self) -> None:
