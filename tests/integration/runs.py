@@ -15,11 +15,9 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-import pytest
 
 from harness.cell.template import FLAG
 from harness.system.control_groups import PROC, UNIFIED, find_mount, own_groups
-from harness.testbed.netns import netns_obstacles
 
 SAMPLES = 48
 # Few images, one repeat, steps of no length; with caches=all every process would be read from disk again.
@@ -28,8 +26,6 @@ SMALL += ["testbed.caches=tree", "retries=0", "energy.settle.max_s=0"]
 BUSY = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
 BUSY += ["checks.link_epoch_ms=1000", "checks.pressure_pct=100", "checks.step_pct=1000", "checks.slowed_pct=100"]
 """What else runs on this machine is not what these tests are about; the rules have tests of their own."""
-NO_LINK = "; ".join(netns_obstacles())
-LINK_MARKS = [pytest.mark.process, pytest.mark.root, pytest.mark.skipif(bool(NO_LINK), reason=f"no link: {NO_LINK}")]
 
 
 def places(folder: Path) -> list[str]:

@@ -13,7 +13,8 @@ import pytest
 from harness.system.process import processes_of_run
 from harness.testbed.mounts.table import mounts_below
 from harness.testbed.state import RunNames, state_root
-from tests.integration.runs import LINK_MARKS, has_ended, run, wait_until
+from tests.integration.runs import has_ended, run, wait_until
+from tests.integration.test_netns import LINK_MARKS
 
 pytestmark = [*LINK_MARKS, pytest.mark.slow, pytest.mark.serial]
 CLEAN = [sys.executable, "-m", "harness.testbed", "clean"]

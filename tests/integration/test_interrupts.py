@@ -25,7 +25,8 @@ from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE
 from harness.testbed.mounts.table import mounts_below
 from harness.testbed.state import RunNames, state_root
 from tests.energymon.influx.server import ORG, Server
-from tests.integration.runs import NO_LINK, SMALL, run, wait_until
+from tests.integration.runs import SMALL, run, wait_until
+from tests.integration.test_netns import NO_LINK
 
 REPO = Path(__file__).parents[2]
 MARK = "JOULEFEED_TEST"

@@ -15,7 +15,7 @@ from harness.system.process import processes_of_run
 from harness.testbed import open_testbed
 from harness.testbed.mounts.table import mounts_below
 from harness.testbed.state import RunNames, state_root
-from tests.integration.runs import LINK_MARKS
+from tests.integration.test_netns import LINK_MARKS
 
 pytestmark = LINK_MARKS
 LOCAL = Regime(name="local")

@@ -12,9 +12,11 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import processes_of_run
 from harness.testbed import open_testbed
+from harness.testbed.netns import netns_obstacles
 from harness.testbed.state import RunNames, state_root
-from tests.integration.runs import LINK_MARKS
 
+NO_LINK = "; ".join(netns_obstacles())
+LINK_MARKS = [pytest.mark.process, pytest.mark.root, pytest.mark.skipif(bool(NO_LINK), reason=f"no link: {NO_LINK}")]
 pytestmark = LINK_MARKS
 LOCAL = Regime(name="local")
 NEAR = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from joulefeed.child import Child, ChildError
+from tests.integration.runs import has_ended, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -20,18 +21,6 @@ ECHO = "import sys; print('{}', flush=True)\nfor line in sys.stdin: print(line.u
 
 def start(code, **options):
     return Child([sys.executable, "-c", code], **options)
-
-
-def gone(pid, timeout_s=20):
-    """Whether a process that is not this one's child ends in time; one that nobody reaps is a zombie."""
-    try:
-        process = psutil.Process(pid)
-        process.wait(timeout_s) if process.status() != psutil.STATUS_ZOMBIE else None
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return process.status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 def test_it_says_that_it_is_ready_answers_lines_and_ends_with_its_input():
@@ -85,7 +74,7 @@ def test_what_it_left_in_its_group_is_killed():
     code = "import subprocess; print(subprocess.Popen(['sleep', '98']).pid, flush=True)"
     with start(code) as child:
         left = int(child.read_line(20))
-    assert gone(left)
+    assert wait_until(lambda: has_ended(left))
 
 
 def test_output_larger_than_a_pipe_is_returned_whole_or_in_nobodys_way():
@@ -150,7 +139,7 @@ def test_a_group_ends_with_a_parent_that_is_killed_or_leaves_it(is_killed):
             group = [psutil.Process(pid) for pid in psutil.pids() if _group_of(pid) == os.getpgid(last)]
         assert sorted(p.name() for p in group) == names
         parent.kill() if is_killed else parent.stdin.close()
-    assert all(gone(p.pid) for p in group)
+    assert wait_until(lambda: all(has_ended(p.pid) for p in group))
 
 
 def _group_of(pid):

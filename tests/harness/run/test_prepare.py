@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_a_script_that_fails_is_told_by_its_last_words(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "PLAYBOOKS", tmp_path)
     with pytest.raises(TestbedError, match=r"playbooks/broken\.sh .*broken: the packages could not be installed"):
         python_of("broken")
+
+
+def test_a_python_without_a_lock_is_asked_for_by_its_name(tmp_path, monkeypatch):
+    for tool in ("sh", "dirname", "sha256sum", "cut", "mkdir", "touch", "flock", "rm"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(TestbedError, match=r"needed and not found: python3\.14t; uv python install 3\.14t"):
+        python_of("freethreaded")
 
 
 def test_servers_are_there_before_anything_is_measured():

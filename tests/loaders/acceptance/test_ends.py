@@ -6,7 +6,6 @@ import gc
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from subprocess import PIPE
 
@@ -14,7 +13,7 @@ import psutil
 import pytest
 
 from loaders import LoaderError
-from tests.integration.runs import has_ended
+from tests.integration.runs import has_ended, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -117,8 +116,5 @@ def test_ctrl_c_ends_a_training_script_and_leaves_nothing(training, datasets, ta
     for name, (status, pid, workers) in zip(entries, told, strict=True):
         assert status == 130, name
         # An orphan needs a processor to see that its parent has gone, and init one to hear of its end.
-        deadline = time.monotonic() + 60
-        while not all(map(has_ended, workers)):
-            assert time.monotonic() < deadline, name
-            time.sleep(0.05)
+        assert wait_until(lambda pids=workers: all(map(has_ended, pids)), 60), name
         assert not list(Path("/dev/shm").glob(f"torch_{pid}_*")), name
